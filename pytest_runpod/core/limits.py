@@ -37,6 +37,9 @@ SETUP_RESERVE: Final = MicroUsd(1_000_000)  # initialising a worker can cost bef
 RESERVE_FLOOR: Final = MicroUsd(1_000_000)  # no reservation is smaller
 JOB_MARGIN: Final = MicroUsd(1_000_000)
 SHUTDOWN_RESERVE_S: Final = 600
+DISK_ALLOWANCE: Final = MicroUsd(
+    1_400
+)  # 20 GB for half an hour at $0.10 per GB and month; sources disagree whether it is billed
 STAGE_BUDGET: Final = MicroUsd(3_000_000)
 TOTAL_BUDGET: Final = MicroUsd(10_000_000)
 

@@ -1,0 +1,85 @@
+"""What one run claims of the provider: written before anything is created, true after any crash."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final
+
+from pytest_runpod.core.lifecycle import Event, Phase, advance
+
+RECEIPT_SCHEMA: Final = 1
+NAME_PREFIX: Final = "pytest-runpod-"
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What a receipt claims: a unique name we chose, and the id once the provider has told us."""
+
+    name: str
+    endpoint_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which provider, and where: base URLs, never a key."""
+
+    kind: str
+    management_url: str
+    jobs_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One endpoint and its job. Times are seconds since the epoch, UTC."""
+
+    run: str
+    name: str
+    where: Where
+    payload_sha256: str
+    worker_sha256: str
+    created_at: float
+    deadline_at: float
+    ledger: str
+    phase: Phase = Phase.RESERVED
+    endpoint_id: str | None = None
+    job_id: str | None = None
+    nonce: str | None = None
+    cleanup_confirmed: bool = False
+    trouble: str = ""
+    log: tuple[str, ...] = field(default=())
+
+    @property
+    def owned(self) -> Owned:
+        return Owned(self.name, self.endpoint_id)
+
+    def after(self, event: Event, at: str, **changes: Any) -> Receipt:
+        """Return the receipt after *event*, which happened *at* (ISO time), with *changes* to other fields.
+
+        Raises: ValueError: *event* cannot follow this phase.
+        """
+        phase = advance(self.phase, event)
+        changes.setdefault("cleanup_confirmed", phase is Phase.CLEAN)
+        return replace(self, phase=phase, log=(*self.log, f"{at} {event.value}"), **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        value["phase"] = self.phase.value
+        value["log"] = list(self.log)
+        return {"schema": RECEIPT_SCHEMA, **value}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Receipt:
+        """Raises: ValueError: another schema, or keys that are missing or unknown."""
+        if not isinstance(value, dict) or value.get("schema") != RECEIPT_SCHEMA:
+            raise ValueError(f"not a receipt of schema {RECEIPT_SCHEMA}")
+        known = {item.name for item in fields(cls)} | {"schema"}
+        if set(value) != known:
+            raise ValueError(f"keys that do not fit: {', '.join(sorted(set(value) ^ known))}")
+        content = {key: value[key] for key in known - {"schema"}}
+        try:
+            content["where"] = Where(**content["where"])
+            content["phase"] = Phase(content["phase"])
+            content["log"] = tuple(content["log"])
+        except TypeError as slip:
+            raise ValueError(str(slip)) from slip
+        return cls(**content)

@@ -1,0 +1,61 @@
+"""Make a durable file one way: write beside it, flush to the disk, rename over it, flush the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replace *path* by *data*, so that any reader and any crash sees the old file or the new one, whole.
+
+    Raises: OSError: the folder cannot be written; *path* is then as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)  # noqa: PTH105 - the rename is the point, and os.replace is its name
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            beside.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def create_new(path: Path, data: bytes) -> None:
+    """Write *path* durably if nothing is there yet.
+
+    Raises: FileExistsError: something is; it was not touched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(path) as descriptor:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # a folder cannot be opened there; NTFS journals the rename
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
