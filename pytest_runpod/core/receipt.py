@@ -52,6 +52,12 @@ class Receipt:
     def owned(self) -> Owned:
         return Owned(self.name, self.endpoint_id)
 
+    @property
+    def create_uncertain(self) -> bool:
+        """A create was sent, and its answer never came."""
+        events = {line.rsplit(" ", 1)[-1] for line in self.log}
+        return Event.CREATE_SENT.value in events and not events & {Event.CREATE_SEEN.value, Event.CREATE_REFUSED.value}
+
     def after(self, event: Event, at: str, **changes: Any) -> Receipt:
         """Return the receipt after *event*, which happened *at* (ISO time), with *changes* to other fields.
 

@@ -1,4 +1,4 @@
-"""The ledger on disk: one JSON file that a person can read and correct. An unreadable one stops the run, it never counts as empty."""
+"""The ledger on disk: one JSON file that a person can read and correct. An unreadable one stops the run."""
 
 from __future__ import annotations
 

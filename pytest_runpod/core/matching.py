@@ -1,0 +1,104 @@
+"""Bring report lines and items together: by node id and occurrence, never by position. Each item is finished once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Finished:
+    """One item that is done: its reports as they came, and how its process died, if it did."""
+
+    key: Key
+    reports: list[dict[str, Any]]
+    death: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Matcher:
+    """Collects lines of one attempt until an item is complete.
+
+    The lines of one attempt may be fed again and in windows (progress), and once more from the final archive: an item
+    is handed out once. `different` names items whose final reports are not those that were handed out before.
+    """
+
+    expected: dict[Key, int]
+    attempt: str | None = None
+    different: list[Key] = field(default_factory=list)
+    _open: dict[Key, list[dict[str, Any]]] = field(default_factory=dict)
+    _done: dict[Key, list[dict[str, Any]]] = field(default_factory=dict)
+    _next_line: int = 0
+
+    @classmethod
+    def of(cls, ids: Sequence[str]) -> Matcher:
+        return cls({key: position for position, key in enumerate(keys_of(ids))})
+
+    def window(self, attempt: str, first: int, lines: Sequence[dict[str, Any]]) -> list[Finished]:
+        """Take a window of lines that starts at line *first*. A gap drops what was begun: the archive will tell."""
+        if self.attempt not in (None, attempt):
+            return []  # the platform runs the job again: only the final result counts from here on
+        self.attempt = attempt
+        if first > self._next_line:
+            self._open.clear()
+            self._next_line = first
+        fresh = lines[max(0, self._next_line - first) :]
+        self._next_line += len(fresh)
+        return self._take(fresh)
+
+    def final(self, lines: Iterable[dict[str, Any]]) -> list[Finished]:
+        """Take all lines of the final archive; what was handed out before is compared, not repeated."""
+        self._open.clear()
+        return self._take(lines, compare=True)
+
+    def missing(self) -> list[Key]:
+        """Items that were expected and are not done, in their order here."""
+        return sorted((key for key in self.expected if key not in self._done), key=self.expected.__getitem__)
+
+    def done(self, key: Key) -> bool:
+        return key in self._done
+
+    def _take(self, lines: Iterable[dict[str, Any]], *, compare: bool = False) -> list[Finished]:
+        finished = []
+        for line in lines:
+            kind = line["kind"]
+            if kind not in ("start", "report", "finish", "died") or line.get("id") is None:
+                continue
+            key = (str(line["id"]), int(line.get("n") or 1))
+            if kind == "start":
+                self._open[key] = []
+            elif kind == "report":
+                self._open.setdefault(key, []).append(line["report"])
+            else:
+                reports = self._open.pop(key, [])
+                item = Finished(key, reports, line if kind == "died" else None)
+                if self._is_new(item, compare=compare):
+                    finished.append(item)
+        return finished
+
+    def _is_new(self, item: Finished, *, compare: bool) -> bool:
+        before = self._done.get(item.key)
+        if before is None:
+            self._done[item.key] = item.reports
+            return True
+        if compare and before != item.reports:
+            self.different.append(item.key)
+        return False
+
+
+def keys_of(ids: Iterable[str]) -> list[Key]:
+    """Number equal ids in their order: the first is 1.
+
+    >>> keys_of(["a", "b", "a"])
+    [('a', 1), ('b', 1), ('a', 2)]
+    """
+    seen: Counter[str] = Counter()
+    keys = []
+    for nodeid in ids:
+        seen[nodeid] += 1
+        keys.append((nodeid, seen[nodeid]))
+    return keys

@@ -1,0 +1,156 @@
+"""One HTTP request, with explicit timeouts. What failure means is decided here, once, by what can have happened there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import requests
+
+from pytest_runpod.errors import FateUnknown, ProviderError, ProviderRefused, ProviderUnreachable
+
+CONNECT_S: Final = 10.0
+READ_S: Final = 60.0
+RETRIES: Final = 3  # of GET and DELETE only; a POST is never sent twice
+BACKOFF_S: Final = 1.0
+RETRIED: Final = frozenset({429, 500, 502, 503, 504})
+MAX_RETRY_AFTER_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response: status and decoded JSON body (None when it is empty)."""
+
+    status: int
+    body: Any
+
+
+class Transport:
+    """Speak HTTP to one base URL with one key. The key is in the session's header and in no message."""
+
+    def __init__(self, key: str, *, wait: Callable[[float], object] = time.sleep) -> None:
+        self._session = requests.Session()
+        self._session.headers["Authorization"] = f"Bearer {key}"
+        self._session.headers["User-Agent"] = "pytest-runpod"
+        self._wait = wait
+
+    def get(self, url: str, params: Mapping[str, str] | None = None) -> Answer:
+        return self._repeatable("GET", url, params=params)
+
+    def delete(self, url: str) -> Answer:
+        return self._repeatable("DELETE", url)
+
+    def patch(self, url: str, body: Mapping[str, Any]) -> Answer:
+        return self._once("PATCH", url, json=body)
+
+    def post(self, url: str, body: Mapping[str, Any] | None = None, *, read_s: float = READ_S) -> Answer:
+        """Send once.
+
+        Raises: ProviderUnreachable: no connection, it never left. FateUnknown: it left, and no usable answer came.
+        """
+        return self._once("POST", url, json=body, read_s=read_s)
+
+    def _repeatable(self, method: str, url: str, **arguments: Any) -> Answer:
+        for attempt in range(RETRIES + 1):
+            try:
+                answer, retry_after = self._exchange(method, url, READ_S, **arguments)
+            except ProviderError:
+                if attempt == RETRIES:
+                    raise
+                retry_after = None
+            else:
+                if answer.status not in RETRIED or attempt == RETRIES:
+                    return answer
+            self._wait(retry_after if retry_after is not None else BACKOFF_S * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _once(self, method: str, url: str, *, read_s: float = READ_S, **arguments: Any) -> Answer:
+        return self._exchange(method, url, read_s, **arguments)[0]
+
+    def _exchange(self, method: str, url: str, read_s: float, **arguments: Any) -> tuple[Answer, float | None]:
+        try:
+            response = self._session.request(
+                method, url, timeout=(CONNECT_S, read_s), allow_redirects=False, **arguments
+            )
+        except (
+            requests.exceptions.ConnectTimeout,
+            requests.exceptions.InvalidURL,
+            requests.exceptions.MissingSchema,
+        ) as no:
+            raise _unreachable(method, url) from no
+        except requests.exceptions.ConnectionError as lost:
+            if _never_left(lost):
+                raise _unreachable(method, url) from lost
+            raise _lost(method, url) from lost
+        except requests.exceptions.RequestException as lost:
+            raise _lost(method, url) from lost
+        return Answer(response.status_code, _body(method, url, response)), _retry_after(response)
+
+
+def _body(method: str, url: str, response: requests.Response) -> Any:
+    if not response.content:
+        return None
+    try:
+        return response.json()
+    except ValueError:
+        if response.ok:
+            raise _lost(method, url) from None
+        return None
+
+
+def _retry_after(response: requests.Response) -> float | None:
+    value = response.headers.get("Retry-After", "")
+    return min(float(value), MAX_RETRY_AFTER_S) if value.isdigit() else None
+
+
+def _never_left(error: requests.exceptions.ConnectionError) -> bool:
+    text = repr(error)
+    return "NewConnectionError" in text or "NameResolutionError" in text
+
+
+def _unreachable(method: str, url: str) -> ProviderUnreachable:
+    return ProviderUnreachable(
+        f"No connection to {urlsplit(url).netloc}. The request never left.",
+        looked_at=f"{method} {_shown(url)}",
+        todo="check the network, the proxy, and the PYTEST_RUNPOD_*_URL variables",
+    )
+
+
+def _lost(method: str, url: str) -> FateUnknown:
+    return FateUnknown(
+        f"The answer of {urlsplit(url).netloc} was lost. The request may have had its effect; it is not sent again.",
+        looked_at=f"{method} {_shown(url)}",
+    )
+
+
+def _shown(url: str) -> str:
+    return url.split("?", 1)[0]
+
+
+def refused(method: str, url: str, answer: Answer, happened: str, todo: str = "") -> ProviderRefused:
+    """Make the error of an answer that says no: its status, and the provider's own words, shortened."""
+    detail = ""
+    if isinstance(answer.body, dict):
+        words = answer.body.get("detail") or answer.body.get("error") or answer.body.get("message") or ""
+        errors = answer.body.get("errors")
+        detail = ": ".join(str(part) for part in (words, errors) if part)[:400]
+    looked_at = f"{method} {_shown(url)} answered {answer.status}" + (f" ({detail})" if detail else "")
+    return ProviderRefused(
+        happened, status=answer.status, looked_at=looked_at, todo=todo or _advice(answer.status, url)
+    )
+
+
+def _advice(status: int, url: str) -> str:
+    host = urlsplit(url).netloc
+    if status == 401:
+        return f"check RUNPOD_API_KEY: {host} does not accept it (the two hosts of the provider check keys separately)"
+    if status == 403:
+        return f"give the key write access to the API of {host}"
+    if status == 429:
+        return "too many requests for this account: wait a minute, then start again"
+    if status >= 500:
+        return "trouble on the provider's side: try again later, and run `pytest-runpod health`"
+    return ""
