@@ -1,0 +1,36 @@
+"""Hooks for a project's conftest.py: what it may want to change about a run. None is called without `--runpod`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_runpod.core.cloud import EndpointSpec
+    from pytest_runpod.core.manifest import PackedFile
+
+
+@pytest.hookspec
+def pytest_runpod_payload_files(config: pytest.Config, files: list[PackedFile]) -> None:
+    """Add, replace or remove files before the payload is digested: change *files* in place.
+
+    What is added here is part of what must be approved.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_runpod_endpoint_spec(config: pytest.Config, spec: EndpointSpec) -> EndpointSpec | None:
+    """Return another endpoint than *spec* (`dataclasses.replace`); limits are checked again afterwards."""
+
+
+@pytest.hookspec
+def pytest_runpod_test_env(config: pytest.Config, env: dict[str, str]) -> None:
+    """Change the variables that the tests get on the worker, in place. Only names that `runpod_env` lists travel."""
+
+
+@pytest.hookspec
+def pytest_runpod_results(config: pytest.Config, folder: Path, summary: Mapping[str, object]) -> None:
+    """The results lie in *folder*: upload them, compare them, tell somebody."""

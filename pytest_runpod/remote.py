@@ -1,0 +1,240 @@
+"""The plugin of a remote run: pytest's loop, replaced; everything else of pytest stays as it is. A local run never meets it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+from _pytest.runner import call_and_report
+
+from pytest_runpod import approval, fixtures, plugin
+from pytest_runpod.errors import ExitCode, RunpodError, SettingsRefused, worse
+from pytest_runpod.forwarding import interactive
+from pytest_runpod.options import KNOWN, RunSettings, parse_settings
+from pytest_runpod.report import summary_lines
+from pytest_runpod.selection import words_of
+from pytest_runpod.session import RUN, Packed, RemoteRun, pack_payload
+from pytest_runpod.wiring import SystemClock, approvals_folder
+
+CUDA_ID: Final = "runpod::cuda"
+SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+def enter(config: pytest.Config, arguments: tuple[str, ...]) -> None:
+    """Make this session a remote one. Raises: pytest.UsageError: settings that cannot be used, all of them named."""
+    try:
+        settings = settings_of(config)
+        words = words_of(config, arguments)
+        _refuse_interactive(interactive(words))
+    except SettingsRefused as refused:
+        raise pytest.UsageError(str(refused)) from refused
+    _switch_xdist_off(config)
+    plugin.add_hooks(config.pluginmanager)
+    run = RemoteRun(config, settings, words, SystemClock(), _Terminal(config).say)
+    config.stash[RUN] = run
+    config.pluginmanager.register(fixtures, "runpod-fixtures")
+    config.pluginmanager.register(RemoteHooks(run), "runpod-remote")
+
+
+def settings_of(config: pytest.Config) -> RunSettings:
+    """Read options, environment and ini file of *config*. Raises: SettingsRefused."""
+    ini = {key: None for key in config.inicfg if key.startswith("runpod_")}
+    ini.update({f"runpod_{name}": config.getini(f"runpod_{name}") or None for name in KNOWN})
+    options = {name: config.getoption(f"runpod_{name}", None) for name in KNOWN}
+    options["approved_sha"] = config.getoption("approved_sha", None)
+    return parse_settings(options, os.environ, ini, config.rootpath, config.invocation_params.dir)
+
+
+def prepare(config: pytest.Config) -> int:
+    """Pack and print; nothing is asked of anybody. The manifest is kept, so that a later difference can be named."""
+    try:
+        settings = settings_of(config)
+        plugin.add_hooks(config.pluginmanager)
+        packed = pack_payload(config, settings)
+        approval.remember(packed.payload, approvals_folder(settings))
+    except RunpodError as error:
+        sys.stderr.write(f"{error}\n")
+        return int(error.exit_code)
+    sys.stdout.write(
+        approval.prepared_text(packed.payload, packed.decisions, verbose=config.getoption("verbose") > 0) + "\n"
+    )
+    return ExitCode.OK
+
+
+def approved(config: pytest.Config) -> tuple[RunSettings, Packed]:
+    """Settings and payload for an endpoint that is made ahead of its run. Raises: ApprovalRefused, SettingsRefused."""
+    settings = settings_of(config)
+    plugin.add_hooks(config.pluginmanager)
+    packed = pack_payload(config, settings)
+    approval.check_approval(packed.payload, settings, approvals_folder(settings))
+    return settings, packed
+
+
+class RemoteHooks:
+    """What a remote session does otherwise than a local one."""
+
+    def __init__(self, run: RemoteRun) -> None:
+        self.run = run
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run what was collected on the worker; what must not be billed is left to pytest's own loop."""
+        if session.config.option.collectonly or _collection_failed(session) or not session.items:
+            return None
+        self.run.items = session.items
+        session.testscollected += 1
+        with _signals_raise():
+            try:
+                self._run_cuda_item(CudaItem.from_parent(session, name="cuda", nodeid=CUDA_ID, run=self.run))
+            finally:
+                with _signals_wait(self.run):
+                    self._finish()
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+        return True
+
+    def _run_cuda_item(self, cuda: CudaItem) -> None:
+        """Setup: the endpoint and the job. Between: everybody's reports. Call: the proof. Teardown: confirmed deletion."""
+        session = cuda.session
+        cuda.ihook.pytest_runtest_logstart(nodeid=cuda.nodeid, location=cuda.location)
+        setup = call_and_report(cuda, "setup", log=True)
+        if setup.passed:
+            for _ in self.run.stream():
+                if session.shouldfail or session.shouldstop:
+                    break
+            else:
+                call_and_report(cuda, "call", log=True)
+        with _signals_wait(self.run):
+            call_and_report(cuda, "teardown", log=True, nextitem=None)
+        cuda.ihook.pytest_runtest_logfinish(nodeid=cuda.nodeid, location=cuda.location)
+
+    def _finish(self) -> None:
+        try:
+            self.run.finish()
+        except RunpodError as error:
+            self.run.blame(error)
+            self.run.say(str(error))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
+        """The worst exit code wins; reporters that are called inside see it already."""
+        session.exitstatus = worse(int(session.exitstatus), self.run.exit_code)
+        result = yield
+        session.exitstatus = worse(int(session.exitstatus), self.run.exit_code)
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        lines = summary_lines(self.run.facts)
+        if self.run.deployment is not None:
+            terminalreporter.section("runpod")
+            for line in lines:
+                terminalreporter.write_line(line)
+
+
+class CudaItem(pytest.Item):
+    """The item `runpod::cuda`: its setup makes the endpoint, its call is the proof, its teardown the confirmed deletion."""
+
+    def __init__(self, *, run: RemoteRun, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.run = run
+
+    def setup(self) -> None:
+        """Request our session fixtures, and only those: the autouse fixtures of the tests belong on the worker."""
+        from _pytest.fixtures import TopRequest
+
+        manager = self.session._fixturemanager
+        self._fixtureinfo = manager.getfixtureinfo(node=self, func=None, cls=None)
+        self.fixturenames: list[str] = []
+        self.funcargs: dict[str, Any] = {}
+        TopRequest(self, _ispytest=True).getfixturevalue("runpod_results")  # type: ignore[arg-type]
+
+    def runtest(self) -> None:
+        self.run.prove()
+
+    def reportinfo(self) -> tuple[Path | str, int | None, str]:
+        return "runpod", None, CUDA_ID
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        return self._text(excinfo) or super().repr_failure(excinfo)
+
+    def _repr_failure_py(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """pytest asks this one for what fails in setup and teardown."""
+        return self._text(excinfo) or super()._repr_failure_py(excinfo, style)
+
+    def _text(self, excinfo: pytest.ExceptionInfo[BaseException]) -> str | None:
+        self.run.blame(excinfo.value)
+        return str(excinfo.value) if isinstance(excinfo.value, RunpodError) else None
+
+
+class _Terminal:
+    """Says what happens, in pytest's own terminal, between the dots."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def say(self, text: str) -> None:
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and self.config.getoption("verbose") >= 0:
+            reporter.ensure_newline()
+            reporter.write_line(f"runpod: {text}")
+
+
+def _collection_failed(session: pytest.Session) -> bool:
+    return bool(session.testsfailed) and not session.config.option.continue_on_collection_errors
+
+
+def _refuse_interactive(options: tuple[str, ...]) -> None:
+    if options:
+        raise SettingsRefused([f"{', '.join(options)} cannot reach a worker; leave it out, or run without --runpod"])
+
+
+def _switch_xdist_off(config: pytest.Config) -> None:
+    """`-n` means processes on the worker: here one controller owns one endpoint. The worker gets the option as it was given."""
+    if hasattr(config.option, "numprocesses"):
+        config.option.numprocesses = None
+        config.option.dist = "no"
+        config.option.tx = []
+        config.option.looponfail = False
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the session as Ctrl-C does, so that what was created is deleted."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise pytest.exit.Exception(f"received {signal.Signals(number).name}", returncode=128 + number)
+
+    with _handlers(dict.fromkeys(SIGNALS, stop)):
+        yield
+
+
+@contextmanager
+def _signals_wait(run: RemoteRun) -> Iterator[None]:
+    """While deleting, a further Ctrl-C is answered, and does not stop the deletion."""
+
+    def answer(number: int, _: FrameType | None) -> None:
+        run.say(
+            f"{signal.Signals(number).name}: deleting the endpoint first; the watchdog goes on if this process is killed"
+        )
+
+    with _handlers(dict.fromkeys((signal.SIGINT, *SIGNALS), answer)):
+        yield
+
+
+@contextmanager
+def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

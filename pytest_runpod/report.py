@@ -1,0 +1,192 @@
+"""From report lines back to pytest's own reports, with paths as they are here; and the lines of the summary."""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import sys
+import sysconfig
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import pytest
+from _pytest.pathlib import bestrelpath
+
+from pytest_runpod.core.matching import Finished, Key
+from pytest_runpod.core.money import format_usd
+
+LOST: Final = "pytest-runpod: no result came back for this test."
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things are on the worker and here: every path in a report is read as a local one."""
+
+    pairs: tuple[tuple[str, str], ...]
+    root: str
+    cwd: str
+    local_cwd: Path
+
+    @classmethod
+    def of(cls, session_line: Mapping[str, Any], root: Path, cwd: Path) -> Places:
+        """Pair the folders of a `session` line (docs/wire.md) with ours, the longest first."""
+        pairs = {str(session_line["root"]): str(root)}
+        here = sysconfig.get_path("purelib")
+        ours = {*site.getsitepackages(), here}
+        for folder in session_line.get("site", ()):
+            if folder not in ours:
+                pairs.setdefault(str(folder), here)
+        pairs.setdefault(str(session_line["prefix"]), sys.prefix)
+        pairs.setdefault(str(session_line["base_prefix"]), sys.base_prefix)
+        ordered = sorted(((there, ours) for there, ours in pairs.items() if there != ours), key=lambda p: -len(p[0]))
+        return cls(tuple(ordered), str(session_line["root"]), str(session_line["cwd"]), cwd)
+
+    def localized(self, value: Any) -> Any:
+        """Replace the worker's folders in every text of a serialised report; shorten traceback paths as pytest does here."""
+        value = self._replaced(value)
+        longrepr = value.get("longrepr") if isinstance(value, dict) else None
+        if isinstance(longrepr, dict):
+            for location in _file_locations(longrepr):
+                location["path"] = self._shortened(str(location["path"]))
+        return value
+
+    def _replaced(self, value: Any) -> Any:
+        if isinstance(value, str):
+            for there, here in self.pairs:
+                if there in value:
+                    value = here.join(re.split(re.escape(there) + r"(?![\w.-])", value))
+            return value
+        if isinstance(value, dict):
+            return {key: self._replaced(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [self._replaced(part) for part in value]
+        return value
+
+    def _shortened(self, path: str) -> str:
+        """Paths outside of the root: pytest shows the shorter of relative and absolute, and that depends on where one is."""
+        if not path.startswith("..") and not PurePosixPath(path).is_absolute():
+            return path
+        absolute = path
+        if path.startswith(".."):
+            absolute = str(self._replaced(os.path.normpath(f"{self.cwd}/{path}")))
+        relative = bestrelpath(self.local_cwd, Path(absolute))
+        return relative if len(relative) < len(absolute) and not self._inside(absolute) else absolute
+
+    def _inside(self, absolute: str) -> bool:
+        here = next((ours for there, ours in self.pairs if there == self.root), self.root)
+        return absolute.startswith(here + os.sep)
+
+
+def _file_locations(longrepr: dict[str, Any]) -> list[dict[str, Any]]:
+    tracebacks = [longrepr.get("reprtraceback"), *(link[0] for link in longrepr.get("chain") or [])]
+    entries = [entry for traceback in tracebacks if traceback for entry in traceback["reprentries"]]
+    found = [entry["data"].get("reprfileloc") for entry in entries]
+    return [location for location in found if location]
+
+
+def make_reports(
+    config: pytest.Config, finished: Finished, item: pytest.Item | None, places: Places | None
+) -> list[pytest.TestReport | pytest.CollectReport]:
+    """Rebuild the reports of one item; a process that died adds the failure that says so."""
+    reports = []
+    for data in finished.reports:
+        local = places.localized(data) if places else data
+        reports.append(config.hook.pytest_report_from_serializable(config=config, data=local))
+    if finished.death is not None:
+        reports.append(failure(finished.key, item, "call", death_text(finished.key, finished.death)))
+    return reports
+
+
+def failure(key: Key, item: pytest.Item | None, when: Any, text: str) -> pytest.TestReport:
+    """A report of ours about an item that could not speak for itself: a failure (`call`) or an error (`setup`)."""
+    nodeid = key[0]
+    location = item.location if item is not None else (nodeid.split("::")[0], None, nodeid)
+    keywords: dict[str, Any] = dict.fromkeys(item.keywords if item is not None else [nodeid], 1)
+    return pytest.TestReport(nodeid, location, keywords, "failed", text, when, duration=0.0)
+
+
+def death_text(key: Key, death: Mapping[str, Any]) -> str:
+    """Say how the process ended that was running an item."""
+    cause = str(death.get("cause") or "an unknown cause")
+    happened = {
+        "deadline": "The worker's deadline came while this test ran; it was ended.",
+        "not run": "This test was not run: the process of an earlier test died, and no restart was left.",
+    }.get(cause, f"The process that ran this test ended in the middle of it: {cause}.")
+    return f"{happened}\n  test: {key[0]}"
+
+
+def missing_text(key: Key, why: str) -> str:
+    return f"{LOST}\n  test: {key[0]}\n  why:  {why}"
+
+
+def publish(item: pytest.Item | None, key: Key, reports: Sequence[Any], config: pytest.Config) -> None:
+    """Hand the reports of one item to every plugin, as pytest's own loop does."""
+    hook = item.ihook if item is not None else config.hook
+    location = item.location if item is not None else (key[0].split("::")[0], None, key[0])
+    hook.pytest_runtest_logstart(nodeid=key[0], location=location)
+    for report in reports:
+        hook.pytest_runtest_logreport(report=report)
+    hook.pytest_runtest_logfinish(nodeid=key[0], location=location)
+
+
+def publish_warning(line: Mapping[str, Any], config: pytest.Config, places: Places | None) -> None:
+    """Replay a warning of the worker, in its class if that can be imported here."""
+    data = places.localized(line["message"]) if places else line["message"]
+    message = _warning_message(data)
+    config.hook.pytest_warning_recorded.call_historic(
+        kwargs={
+            "warning_message": message,
+            "when": line["when"],
+            "nodeid": line["id"] or "",
+            "location": tuple(line["location"]) if line.get("location") else None,
+        }
+    )
+
+
+def _warning_message(data: Mapping[str, Any]) -> warnings.WarningMessage:
+    category = _class_of(data.get("category_module"), data.get("category_class"), Warning) or UserWarning
+    kind = _class_of(data.get("message_module"), data.get("message_class"), Warning)
+    args = data.get("message_args")
+    message: Any = str(data.get("message_str", ""))
+    if kind is not None and args is not None:
+        message = kind(*args)
+    elif kind is not None:
+        message = category(message)
+    return warnings.WarningMessage(
+        message=message,
+        category=category,
+        filename=str(data.get("filename", "")),
+        lineno=int(data.get("lineno") or 0),
+        line=data.get("line"),
+    )
+
+
+def _class_of(module: str | None, name: str | None, base: type) -> type[Any] | None:
+    found = getattr(sys.modules.get(module or ""), name or "", None)
+    return found if isinstance(found, type) and issubclass(found, base) else None
+
+
+def summary_lines(facts: Mapping[str, Any]) -> list[str]:
+    """The terminal section `runpod`: what ran where, what it cost, where the results are."""
+    lines = []
+    if facts.get("device") == "cpu":
+        lines.append("device cpu: this was NO CUDA validation (emulator)")
+    for label in ("gpu", "driver", "torch", "image", "provider", "payload", "worker", "attempts"):
+        if facts.get(label):
+            lines.append(f"{label + ':':<10}{facts[label]}")
+    if facts.get("reserved") is not None:
+        rate = f", at {format_usd(facts['rate'])} an hour" if facts.get("rate") else ""
+        lines.append(f"{'cost:':<10}reserved {format_usd(facts['reserved'])}{rate}; settle it with the bill later")
+    for step in facts.get("failed_steps") or ():
+        lines.append(f"{'step:':<10}{step}")
+    for name in facts.get("left_out") or ():
+        lines.append(f"{'left out:':<10}{name}")
+    if facts.get("cleanup"):
+        lines.append(f"{'cleanup:':<10}{facts['cleanup']}")
+    if facts.get("output"):
+        lines.append(f"{'results:':<10}{facts['output']}")
+    return lines

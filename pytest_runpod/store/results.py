@@ -1,0 +1,34 @@
+"""The folder of results: it ignores itself in git, and holds what came back, checked, one file per member."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pytest_runpod.core.unpack import Member
+from pytest_runpod.store.atomic import write_atomic
+
+
+def save(folder: Path, name: str, data: bytes) -> None:
+    """Write one file of ours into *folder*; make the folder, and let git ignore it, if it is new."""
+    _prepare(folder)
+    write_atomic(folder / name, data, mode=0o644)
+
+
+def save_members(folder: Path, members: Iterable[Member]) -> None:
+    """Write the members of a checked archive below *folder*. Their paths were checked by `core.unpack`."""
+    _prepare(folder)
+    root = folder.resolve()
+    for member in members:
+        target = folder / member.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.resolve().is_relative_to(root) or target.is_symlink():
+            raise PermissionError(f"{member.path} would leave {folder} through a link")
+        target.write_bytes(member.data)
+
+
+def _prepare(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")
