@@ -81,7 +81,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 def pytest_plugin_registered(plugin: object, manager: pytest.PytestPluginManager) -> None:
     """Make our hooks known once somebody implements one of them, so that nobody else pays for their import."""
     if any(hasattr(plugin, name) for name in HOOKS):
-        add_hooks(manager)
+        from pytest_runpod import hookspecs
+
+        hookspecs.make_known(manager)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,13 +121,6 @@ def runpod_artifacts(request: pytest.FixtureRequest) -> Path:
     """A folder of this test's own; what is written there comes back from the worker. Here it is a temporary one."""
     factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
     return factory.mktemp("artifacts")
-
-
-def add_hooks(manager: pytest.PytestPluginManager) -> None:
-    if not hasattr(manager.hook, HOOKS[0]):
-        from pytest_runpod import hookspecs
-
-        manager.add_hookspecs(hookspecs)
 
 
 def _wanted(config: pytest.Config) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from _pytest.runner import call_and_report
 
-from pytest_runpod import approval, fixtures, plugin
+from pytest_runpod import approval, fixtures, hookspecs
 from pytest_runpod.errors import ExitCode, RunpodError, SettingsRefused, worse
 from pytest_runpod.forwarding import interactive
 from pytest_runpod.options import KNOWN, RunSettings, parse_settings
@@ -36,7 +36,7 @@ def enter(config: pytest.Config, arguments: tuple[str, ...]) -> None:
     except SettingsRefused as refused:
         raise pytest.UsageError(str(refused)) from refused
     _switch_xdist_off(config)
-    plugin.add_hooks(config.pluginmanager)
+    hookspecs.make_known(config.pluginmanager)
     run = RemoteRun(config, settings, words, SystemClock(), _Terminal(config).say)
     config.stash[RUN] = run
     config.pluginmanager.register(fixtures, "runpod-fixtures")
@@ -45,7 +45,8 @@ def enter(config: pytest.Config, arguments: tuple[str, ...]) -> None:
 
 def settings_of(config: pytest.Config) -> RunSettings:
     """Read options, environment and ini file of *config*. Raises: SettingsRefused."""
-    ini = {key: None for key in config.inicfg if key.startswith("runpod_")}
+    written = config._inicfg if hasattr(config, "_inicfg") else config.inicfg  # pytest 9 warns about the public name
+    ini: dict[str, Any] = {key: None for key in written if key.startswith("runpod_")}
     ini.update({f"runpod_{name}": config.getini(f"runpod_{name}") or None for name in KNOWN})
     options = {name: config.getoption(f"runpod_{name}", None) for name in KNOWN}
     options["approved_sha"] = config.getoption("approved_sha", None)
@@ -56,7 +57,7 @@ def prepare(config: pytest.Config) -> int:
     """Pack and print; nothing is asked of anybody. The manifest is kept, so that a later difference can be named."""
     try:
         settings = settings_of(config)
-        plugin.add_hooks(config.pluginmanager)
+        hookspecs.make_known(config.pluginmanager)
         packed = pack_payload(config, settings)
         approval.remember(packed.payload, approvals_folder(settings))
     except RunpodError as error:
@@ -71,7 +72,7 @@ def prepare(config: pytest.Config) -> int:
 def approved(config: pytest.Config) -> tuple[RunSettings, Packed]:
     """Settings and payload for an endpoint that is made ahead of its run. Raises: ApprovalRefused, SettingsRefused."""
     settings = settings_of(config)
-    plugin.add_hooks(config.pluginmanager)
+    hookspecs.make_known(config.pluginmanager)
     packed = pack_payload(config, settings)
     approval.check_approval(packed.payload, settings, approvals_folder(settings))
     return settings, packed

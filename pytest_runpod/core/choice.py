@@ -121,7 +121,8 @@ def _regex(pattern: str) -> re.Pattern[str]:
         elif piece == "?":
             out.append("[^/]")
         elif piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
-            out.append("[" + piece[1:-1].replace("!", "^", 1 if piece[1] == "!" else 0).replace("\\", "\\\\") + "]")
+            letters = re.sub(r"([\\[\\\\^])", r"\\\1", piece[1:-1].removeprefix("!"))
+            out.append(f"[^{letters}]" if piece[1] == "!" else f"[{letters}]")
         else:
             out.append(re.escape(piece))
     return re.compile(prefix + "".join(out), re.DOTALL)

@@ -71,11 +71,12 @@ class Matcher:
             key = (str(line["id"]), int(line.get("n") or 1))
             if kind == "start":
                 self._open[key] = []
+            elif key not in self._open and not (compare and kind == "died"):
+                continue  # its beginning was lost in a gap
             elif kind == "report":
-                self._open.setdefault(key, []).append(line["report"])
+                self._open[key].append(line["report"])
             else:
-                reports = self._open.pop(key, [])
-                item = Finished(key, reports, line if kind == "died" else None)
+                item = Finished(key, self._open.pop(key, []), line if kind == "died" else None)
                 if self._is_new(item, compare=compare):
                     finished.append(item)
         return finished
