@@ -1,0 +1,175 @@
+"""The tests' environment: the image's packages visible, tooling at the client's versions, torch as the image has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import processes
+
+IMAGE_VARIABLES = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
+IMAGE_PREFIXES = ("CUDA_", "NVIDIA_", "NV_")
+INSTALL_PREFIXES = ("PIP_", "UV_", "SSL_")
+
+
+class StepFailed(Exception):
+    """A step that the rest depends on: its name, its exit status, and the end of what it said."""
+
+    def __init__(self, step: str, exit_status: int | None, words: str) -> None:
+        super().__init__(f"{step}: {words.strip()[-600:] or 'no output'}")
+        self.step, self.exit_status = step, exit_status
+
+
+@dataclass
+class Places:
+    """Folders of one job on this worker."""
+
+    base: Path
+    root_name: str
+    home: Path = field(init=False)
+    root: Path = field(init=False)
+    venv: Path = field(init=False)
+    out: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.home = self.base / "home"
+        self.root = self.base / "checkout" / self.root_name
+        self.venv = self.base / "venv"
+        self.out = self.base / "out"
+
+    @property
+    def image_folders(self) -> list[str]:
+        """Folders of packages that the image brings."""
+        return [folder for folder in os.environ["PYTEST_RUNPOD_IMAGE_PATHS"].split(os.pathsep) if folder]
+
+    @property
+    def python(self) -> Path:
+        return self.venv / "bin" / "python"
+
+    def log(self, step: str) -> Path:
+        return self.out / "logs" / f"{step}.txt"
+
+
+def tests_env(places: Places, session: Mapping[str, Any], passed: Mapping[str, str], device: str) -> dict[str, str]:
+    """What tests, notebooks and commands see. Nothing of the platform's secrets, webhooks or keys is in it."""
+    env = {
+        name: value for name, value in os.environ.items() if name in IMAGE_VARIABLES or name.startswith(IMAGE_PREFIXES)
+    }
+    env.update({str(name): str(value) for name, value in session["display_env"].items()})
+    env.update(
+        PATH=f"{places.venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        VIRTUAL_ENV=str(places.venv),
+        HOME=str(places.home),
+        PYTEST_RUNPOD_WORKER="1",
+        PYTEST_RUNPOD_DEVICE=device,
+        PYTEST_RUNPOD_ARTIFACTS=str(places.out / "artifacts"),
+        **{str(name): str(value) for name, value in passed.items()},
+    )
+    return env
+
+
+def install_env(places: Places) -> dict[str, str]:
+    """What installers see: the index settings of the image, a private HOME, nothing of the platform."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name in IMAGE_VARIABLES or name.startswith(INSTALL_PREFIXES)
+    }
+    env.update(PATH=f"{places.venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}", HOME=str(places.home))
+    return env
+
+
+class TestEnvironment:
+    """Makes the environment, step by step; each install is watched for what it does to torch."""
+
+    __test__ = False  # a name that pytest would collect
+
+    def __init__(self, places: Places, session: Mapping[str, Any], requirements: list[str], limit_s: float) -> None:
+        self.places, self.session, self.requirements, self.limit_s = places, session, requirements, limit_s
+        self.env = install_env(places)
+        self.found: dict[str, Any] = {}
+        self.installed: list[str] = []
+
+    async def make(self) -> None:
+        """Raises: StepFailed: an install failed, or changed torch."""
+        await self._create()
+        self.found = await self._probe()
+        missing = list(self.found["unsatisfied"])
+        if missing:
+            await self._watched("packages", self._pip_install(missing))
+        project = self.session["project"]
+        if project is not None:
+            await self._watched("project", self._install_project(project))
+            self.found = await self._probe()
+
+    async def _create(self) -> None:
+        image_python = os.environ["PYTEST_RUNPOD_IMAGE_PYTHON"]
+        self.places.home.mkdir(parents=True, exist_ok=True)
+        await self._step("venv", [image_python, "-m", "venv", "--without-pip", str(self.places.venv)])
+        (site,) = self.places.venv.glob("lib/python*/site-packages")
+        # Last in the alphabet, so that what is installed here comes before what the image has.
+        (site / "zzz_image.pth").write_text("\n".join(self.places.image_folders) + "\n", encoding="utf-8")
+        plugin = Path(__file__).parent / "session_plugin.py"
+        shutil.copyfile(plugin, site / "pytest_runpod_session.py")
+
+    async def _probe(self) -> dict[str, Any]:
+        pins = [f"{name}=={version}" for name, version in self.session["tooling"].items()]
+        project = self.session["project"]
+        builds = [str(line) for line in project["build_requires"]] if project is not None else []
+        wanted = {"pins": pins, "requirements": [*self.requirements, *builds]}
+        log = self.places.log("probe")
+        log.unlink(missing_ok=True)
+        probe = Path(__file__).parent / "probe.py"
+        command = [str(self.places.python), str(probe)]
+        done = await processes.run(
+            command,
+            log=log,
+            env=self.env,
+            cwd=self.places.base,
+            limit_s=self.limit_s,
+            stdin=json.dumps(wanted).encode(),
+        )
+        if done.exit != 0:
+            raise StepFailed("probe", done.exit, done.output)
+        result: dict[str, Any] = json.loads(done.output.splitlines()[-1])
+        return result
+
+    def _pip_install(self, missing: list[str]) -> list[str]:
+        constraints = self.places.base / "constraints.txt"
+        torch = self.found["torch"]
+        constraints.write_text(f"torch=={torch['version']}\n" if torch else "", encoding="utf-8")
+        self.installed += missing
+        pip = [str(self.places.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        return [*pip, "-c", str(constraints), *missing]
+
+    def _install_project(self, project: Mapping[str, Any]) -> list[str]:
+        version = str(project["version"])
+        self.env.update(
+            SETUPTOOLS_SCM_PRETEND_VERSION=version,
+            PDM_BUILD_SCM_VERSION=version,
+            POETRY_DYNAMIC_VERSIONING_BYPASS=version,
+        )
+        options = ["--no-deps", "--no-build-isolation", "--editable", str(self.places.root)]
+        uv = shutil.which("uv") or str(Path.home() / ".pytest-runpod" / "uv" / "bin" / "uv")
+        if Path(uv).is_file():
+            return [uv, "pip", "install", "--python", str(self.places.python), "--no-config", *options]
+        return [str(self.places.python), "-m", "pip", "install", *options]
+
+    async def _watched(self, step: str, command: list[str]) -> None:
+        before = self.found["torch"]
+        await self._step(step, command)
+        after = (await self._probe())["torch"]
+        if before is not None and before != after:
+            raise StepFailed(step, 0, f"it changed the image's torch: {before} became {after}")
+
+    async def _step(self, step: str, command: list[str]) -> None:
+        done = await processes.run(
+            command, log=self.places.log(step), env=self.env, cwd=self.places.base, limit_s=self.limit_s
+        )
+        if done.exit != 0:
+            raise StepFailed(step, done.exit, done.output)

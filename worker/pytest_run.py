@@ -1,0 +1,199 @@
+"""pytest in a process of its own, again in a fresh one when a test has ended it, until every selected test has its lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import processes
+from environment import Places
+
+TICK_S = 0.2
+Key = tuple[str, int]
+
+
+@dataclass
+class Bounds:
+    """How long, how often. Seconds; restarts after the first process."""
+
+    deadline: float  # of time.monotonic()
+    grace_s: float
+    restarts: int
+
+
+@dataclass
+class Outcome:
+    """What the step has to say besides its lines."""
+
+    exit: int | None = None
+    notes: list[str] = field(default_factory=list)
+    deadline: bool = False
+
+
+class Lines:
+    """The report lines on disk, read as they grow. Counts, keys and the end are known without keeping the reports."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        self.texts: list[bytes] = []
+        self.finished: set[Key] = set()
+        self.open: dict[Key, None] = {}
+        self.ended: int | None = None
+        self._rest = b""
+        self._offset = 0
+
+    def read(self) -> bool:
+        """Take in what was appended. Returns whether there was anything."""
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            fresh = file.read()
+        self._offset += len(fresh)
+        *whole, self._rest = (self._rest + fresh).split(b"\n")
+        for text in whole:
+            self._take(text)
+        return bool(whole)
+
+    def append(self, **line: Any) -> None:
+        if self._rest:  # a line that its writer could not finish
+            with self.path.open("ab") as file:
+                file.write(b"\n")
+        with self.path.open("ab") as file:
+            file.write(json.dumps(line).encode("ascii") + b"\n")
+        self.read()
+
+    def _take(self, text: bytes) -> None:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            return  # torn by the death of its writer; the test that it spoke of is reported as such
+        self.texts.append(text)
+        kind = line.get("kind")
+        if kind in ("start", "finish", "died") and line.get("id") is not None:
+            key = (line["id"], line["n"])
+            if kind == "start":
+                self.open[key] = None
+            else:
+                self.open.pop(key, None)
+                self.finished.add(key)
+        elif kind == "end":
+            self.ended = int(line["exitstatus"])
+
+
+class PytestRun:
+    """Runs the selected items to the end, whatever they do to their process."""
+
+    def __init__(
+        self, places: Places, session: Mapping[str, Any], plugins: list[str], env: Mapping[str, str], bounds: Bounds
+    ) -> None:
+        self.places, self.session, self.env, self.bounds = places, session, env, bounds
+        self.blocked = [name for name in plugins if name not in session["plugins"]]
+        self.lines = Lines(places.out / "reports.jsonl")
+        self.keys = keys_of(session["ids"])
+        self.outcome = Outcome()
+
+    async def run(self, watch: Callable[[Lines], None]) -> Outcome:
+        """Run, and restart for what is left after a death. *watch* is called whenever new lines are there."""
+        for attempt in range(self.bounds.restarts + 1):
+            left = [key for key in self.keys if key not in self.lines.finished]
+            status = await self._one_process(left, attempt, watch)
+            if self.lines.ended is not None:
+                self.outcome.exit = self.lines.ended
+                self._note_late_death(status)
+                break
+            if not self._bury(status, left) or self.outcome.deadline:
+                break
+            if self.session["maxfail"]:
+                break
+        watch(self.lines)
+        return self.outcome
+
+    async def _one_process(self, left: list[Key], attempt: int, watch: Callable[[Lines], None]) -> int | None:
+        """Returns its exit status; None if it had to be ended."""
+        control = self.places.base / f"control-{attempt}.json"
+        control.write_text(json.dumps(self._control(left)), encoding="ascii")
+        self.lines.ended = None
+        log = self.places.log("pytest")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [str(self.places.python), "-u", str(Path(__file__).parent / "launcher.py")]
+        cwd = self.places.root / self.session["invocation_dir"]
+        cwd.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as sink:
+            process = await processes.start(command, sink, {**self.env, "PYTEST_RUNPOD_CONTROL": str(control)}, cwd)
+        try:
+            return await self._wait(process, watch)
+        finally:
+            await processes.end(process)
+            self.lines.read()
+
+    async def _wait(self, process: asyncio.subprocess.Process, watch: Callable[[Lines], None]) -> int | None:
+        end_seen = None
+        while True:
+            try:
+                return await asyncio.wait_for(asyncio.shield(process.wait()), TICK_S)
+            except asyncio.TimeoutError:
+                if self.lines.read():
+                    watch(self.lines)
+            now = time.monotonic()
+            if self.lines.ended is not None:
+                end_seen = end_seen or now
+                if now - end_seen > self.bounds.grace_s:
+                    return None
+            elif now > self.bounds.deadline:
+                self.outcome.deadline = True
+                return None
+
+    def _control(self, left: list[Key]) -> dict[str, Any]:
+        root = self.places.root
+        session = self.session
+        args = [*session["args"], f"--rootdir={root}", "-o", "addopts=", "-p", "pytest_runpod_session"]
+        args += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
+        args += [word for name in self.blocked for word in ("-p", f"no:{name}")]
+        if "--nbmake" in args:
+            args.append("--overwrite")  # onto the copy that was unpacked here: that is how executed notebooks come back
+        if session["inifile"]:
+            args += ["-c", str(root / session["inifile"])]
+        return {
+            "keys": left,
+            "before": [key for key in self.keys if key not in left],
+            "lines": str(self.lines.path),
+            "root": str(root),
+            "site": self.places.image_folders,
+            "python_path": [str(root / folder) if folder != "." else str(root) for folder in session["python_path"]],
+            "args": [*args, *session["paths"]],
+        }
+
+    def _note_late_death(self, status: int | None) -> None:
+        if status is None:
+            self.outcome.notes.append("pytest had finished, but its process did not end and had to be ended")
+        elif status != self.lines.ended:
+            self.outcome.notes.append(
+                f"pytest had finished with status {self.lines.ended}, then its process ended by {processes.cause_of(status)}"
+            )
+
+    def _bury(self, status: int | None, left: list[Key]) -> bool:
+        """Write down how the process died, for the test that it was running. Returns whether a fresh one may help."""
+        cause = "deadline" if self.outcome.deadline else processes.cause_of(0 if status is None else status)
+        open_now = [key for key in self.lines.open if key in left]
+        for nodeid, number in open_now:
+            self.lines.append(kind="died", id=nodeid, n=number, cause=cause, exit=status)
+        if not open_now:
+            self.lines.append(kind="died", id=None, n=None, cause=cause, exit=status)
+        self.outcome.exit = status
+        self.outcome.notes.append(f"the process that ran the tests ended in the middle of it: {cause}")
+        return bool(open_now)
+
+
+def keys_of(ids: list[str]) -> list[Key]:
+    seen: dict[str, int] = {}
+    keys = []
+    for nodeid in ids:
+        seen[nodeid] = seen.get(nodeid, 0) + 1
+        keys.append((nodeid, seen[nodeid]))
+    return keys

@@ -1,0 +1,195 @@
+"""The worker's part inside of pytest: may rely on pytest 8 or newer. Copied into the tests' environment under a name of its own.
+
+Selects what the client selected, in its order, and appends what happens to the report lines, flushed, one JSON object each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import site
+import socket
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONTROL_VARIABLE = "PYTEST_RUNPOD_CONTROL"
+INI_KEYS = (
+    "provider", "device", "gpu", "image", "workers", "budget", "budget_total", "approved_sha", "accuracy", "state", "ledger",
+    "receipt", "output",
+)  # fmt: skip
+INI_LISTS = ("include", "exclude", "requirements", "env", "commands")
+CONTROL_PATH = os.environ.pop(CONTROL_VARIABLE, "")  # not for the tests, and not for a pytest that they start
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for key in INI_KEYS:
+        parser.addini(f"runpod_{key}", "read by the client", default=None)
+    for key in INI_LISTS:
+        parser.addini(f"runpod_{key}", "read by the client", type="linelist", default=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cuda: needs a CUDA device")
+    workerinput = getattr(config, "workerinput", None)
+    path = workerinput["runpod_control"] if workerinput is not None else CONTROL_PATH
+    if path:
+        control = json.loads(Path(path).read_text(encoding="ascii"))
+        config.pluginmanager.register(Selection(control), "runpod-selection")
+        if workerinput is None:
+            config.pluginmanager.register(ReportLog(config, control, path), "runpod-report-log")
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """The device to test on."""
+    return os.environ["PYTEST_RUNPOD_DEVICE"]
+
+
+@pytest.fixture
+def runpod_artifacts(request: pytest.FixtureRequest) -> Path:
+    """A folder of this test's own; what is written there comes back."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", request.node.nodeid).strip("._")[:120] or "test"
+    base = Path(os.environ["PYTEST_RUNPOD_ARTIFACTS"])
+    folder = next(
+        path for path in (base / f"{name}{'' if n == 1 else f'_{n}'}" for n in range(1, 10_000)) if not path.exists()
+    )
+    folder.mkdir(parents=True)
+    return folder
+
+
+class Selection:
+    """Keeps what the client selected, by id and occurrence, in the client's order."""
+
+    def __init__(self, control: dict[str, Any]) -> None:
+        self.wanted = {(nodeid, number): at for at, (nodeid, number) in enumerate(control["keys"])}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        seen: Counter[str] = Counter()
+        kept, rest = [], []
+        for item in items:
+            nodeid = client_id(item.nodeid, self.wanted)
+            seen[nodeid] += 1
+            at = self.wanted.get((nodeid, seen[nodeid]))
+            if at is None:
+                rest.append(item)
+            else:
+                kept.append((at, item))
+        items[:] = [item for _, item in sorted(kept, key=lambda pair: pair[0])]
+        if rest:
+            config.hook.pytest_deselected(items=rest)
+
+
+class ReportLog:
+    """Appends report lines; in a session with xdist only the controller does."""
+
+    def __init__(self, config: pytest.Config, control: dict[str, Any], path: str) -> None:
+        self.config, self.path = config, path
+        self.keys = {(nodeid, number) for nodeid, number in control["keys"]}
+        self.started: Counter[str] = Counter()
+        for nodeid, number in control["before"]:
+            self.started[nodeid] = max(self.started[nodeid], number)
+        self.running: dict[str, int] = {}
+        self.errors: list[dict[str, Any]] = []
+        self.pid, self.host = os.getpid(), socket.gethostname()
+        self.file = Path(control["lines"]).open("a", encoding="ascii", buffering=1)  # noqa: SIM115 - open as long as pytest runs
+        self.write(
+            "session",
+            pid=self.pid,
+            host=self.host,
+            root=control["root"],
+            cwd=str(Path.cwd()),
+            prefix=sys.prefix,
+            base_prefix=sys.base_prefix,
+            site=control["site"] + site.getsitepackages(),
+            python=sys.version.split()[0],
+            versions={"pytest": pytest.__version__},
+        )
+
+    def write(self, kind: str, **content: Any) -> None:
+        if os.getpid() == self.pid:  # a test that forks must not write for its parent
+            self.file.write(json.dumps({"kind": kind, **content}, default=repr) + "\n")
+            self.file.flush()
+
+    # --- collection
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.errors.append({"nodeid": report.nodeid, "longrepr": str(report.longrepr)})
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if not hasattr(session.config.option, "dist") or session.config.option.dist == "no":
+            self.collected([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        self.collected(list(ids))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["runpod_control"] = self.path
+
+    def collected(self, nodeids: list[str]) -> None:
+        found: Counter[str] = Counter(client_id(nodeid, self.keys) for nodeid in nodeids)
+        missing = [nodeid for nodeid, number in sorted(self.keys) if number > found[nodeid] + self.started[nodeid]]
+        self.write("collected", ids=len(nodeids), missing=missing, errors=self.errors)
+
+    # --- tests
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        key = client_id(nodeid, self.keys)
+        self.started[key] += 1
+        self.running[key] = self.started[key]
+        self.write("start", id=key, n=self.running[key])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        key = client_id(report.nodeid, self.keys)
+        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        data["nodeid"] = key
+        self.write("report", id=key, n=self.running.get(key, 1), report=data, pid=self.pid, host=self.host)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        key = client_id(nodeid, self.keys)
+        self.write("finish", id=key, n=self.running.get(key, 1))
+
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
+        self.write("warning", when=when, id=nodeid, location=location, message=serialized_warning(warning_message))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self.write("end", exitstatus=int(exitstatus))
+
+
+def client_id(nodeid: str, wanted: Any) -> str:
+    """Undo what xdist's loadgroup appends to an id."""
+    if (nodeid, 1) in wanted or "@" not in nodeid:
+        return nodeid
+    shorter = nodeid.rsplit("@", 1)[0]
+    return shorter if (shorter, 1) in wanted else nodeid
+
+
+def serialized_warning(warning: Any) -> dict[str, Any]:
+    """A warning as plain values: classes by name, arguments only if JSON keeps them as they are."""
+    message = warning.message
+    known = isinstance(message, Warning)
+    arguments = list(message.args) if known else None
+    try:
+        kept = json.loads(json.dumps(arguments)) == arguments
+    except (TypeError, ValueError):
+        kept = False
+    return {
+        "message_str": str(message),
+        "message_module": type(message).__module__ if known else None,
+        "message_class": type(message).__name__ if known else None,
+        "message_args": arguments if kept else None,
+        "category_module": warning.category.__module__ if warning.category else None,
+        "category_class": warning.category.__name__ if warning.category else None,
+        "filename": warning.filename,
+        "lineno": warning.lineno,
+        "line": warning.line,
+    }
