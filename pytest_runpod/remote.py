@@ -162,7 +162,7 @@ class CudaItem(pytest.Item):
         self.run.prove()
 
     def reportinfo(self) -> tuple[Path | str, int | None, str]:
-        return "runpod", None, CUDA_ID
+        return "runpod", 0, CUDA_ID
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         return self._text(excinfo) or super().repr_failure(excinfo)

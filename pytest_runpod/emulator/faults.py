@@ -1,0 +1,70 @@
+"""What can go wrong, as fields of one value whose zero value is the happy path."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One fault of the wire: what happens to the *nth* request (0: all) whose method and path fit.
+
+    *kind*: `refuse` (503, no effect), `status` (answer *status*, no effect), `lose_answer` (the effect happens, the connection
+    is cut), `fail_after` (the effect happens, the answer is 500), `delay` (*seconds*, then as usual), `garbage` (the effect
+    happens, the answer is no JSON), `truncate` (the effect happens, the answer ends in the middle).
+    """
+
+    kind: str
+    method: str = ".*"
+    path: str = ".*"
+    nth: int = 0
+    status: int = 500
+    seconds: float = 0.0
+    retry_after: int | None = None
+
+    def fits(self, method: str, path: str) -> bool:
+        return bool(re.fullmatch(self.method, method)) and bool(re.fullmatch(self.path, path))
+
+
+KINDS = frozenset({"refuse", "status", "lose_answer", "fail_after", "delay", "garbage", "truncate"})
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Faults of one account. Times in seconds."""
+
+    rules: tuple[Rule, ...] = field(default=())
+    jobs_unauthorized: bool = False  # the key works for management only
+    throttled: bool = False  # no worker ever starts: hosts are full
+    never_ready: bool = False  # workers start and never take a job
+    crash_loop: bool = False  # workers end as they start
+    late_progress: bool = False  # an update after the result turns the job back to IN_PROGRESS
+    lose_result: bool = False  # a result is accepted and forgotten: COMPLETED without output
+    price_factor: float = 1.0
+    quota_used: int = 0
+    foreign_endpoints: int = 0
+    billing_lag_s: float = 0.0
+    paused_s: float = 0.0  # so long after the create `/run` answers 409
+    propagation_s: float = 0.0  # so long after the create the job API answers 404
+    timeout_is_failed: bool = False  # execution timeout ends in FAILED instead of TIMED_OUT
+    stored_workers_max: int | None = None  # what the account stores instead of what was asked for
+
+    @classmethod
+    def from_json(cls, path: Path) -> Faults:
+        """Read faults from a file. Raises: ValueError: a name that is not known."""
+        return cls.from_value(json.loads(path.read_text(encoding="utf-8")))
+
+    @classmethod
+    def from_value(cls, value: dict[str, Any]) -> Faults:
+        unknown = set(value) - {item.name for item in fields(cls)}
+        if unknown:
+            raise ValueError(f"unknown faults: {', '.join(sorted(unknown))}")
+        rules = tuple(Rule(**rule) for rule in value.get("rules", ()))
+        wrong = {rule.kind for rule in rules} - KINDS
+        if wrong:
+            raise ValueError(f"unknown kinds of fault: {', '.join(sorted(wrong))}")
+        return cls(**{**value, "rules": rules})

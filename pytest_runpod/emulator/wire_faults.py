@@ -1,0 +1,101 @@
+"""Faults of the wire, around an application: what the client sees is not what happened. Also keeps the list of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from typing import Any, Protocol
+
+from pytest_runpod.emulator.faults import Rule
+from pytest_runpod.emulator.model import Account
+
+
+class Watched(Protocol):
+    """What this needs of the service: its account, with the faults, and the list of requests seen."""
+
+    account: Account
+    seen: list[dict[str, Any]]
+
+
+class WireFaults:
+    """ASGI middleware. Rules count the requests that fit them, each on its own."""
+
+    def __init__(self, app: Any, service: Watched) -> None:
+        self.app, self.service = app, service
+        self.counts: Counter[Rule] = Counter()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        entry = {"method": scope["method"], "path": scope["path"], "status": None, "at": time.time()}
+        if not scope["path"].startswith("/_emulator/"):
+            self.service.seen.append(entry)
+
+        async def noting(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                entry["status"] = message["status"]
+            await send(message)
+
+        rule = self._rule(scope["method"], scope["path"])
+        if rule is None:
+            await self.app(scope, receive, noting)
+        else:
+            await self._with(rule, scope, receive, noting)
+
+    def _rule(self, method: str, path: str) -> Rule | None:
+        found = None
+        for rule in self.service.account.faults.rules:
+            if rule.fits(method, path):
+                self.counts[rule] += 1
+                if found is None and rule.nth in (0, self.counts[rule]):
+                    found = rule
+        return found
+
+    async def _with(self, rule: Rule, scope: Any, receive: Any, send: Any) -> None:
+        if rule.kind == "delay":
+            await asyncio.sleep(rule.seconds)
+            await self.app(scope, receive, send)
+        elif rule.kind in ("refuse", "status"):
+            await _drained(receive)
+            status = 503 if rule.kind == "refuse" else rule.status
+            await _answer(
+                send, status, json.dumps({"title": "fault", "status": status, "detail": "injected"}).encode(), rule
+            )
+        else:
+            swallowed: list[Any] = []
+
+            async def swallow(message: Any) -> None:
+                swallowed.append(message)
+
+            await self.app(scope, receive, swallow)
+            body = b"".join(
+                message.get("body", b"") for message in swallowed if message["type"] == "http.response.body"
+            )
+            status = next(message["status"] for message in swallowed if message["type"] == "http.response.start")
+            if rule.kind == "fail_after":
+                await _answer(send, 500, b'{"title": "fault", "status": 500, "detail": "injected"}', rule)
+            elif rule.kind == "garbage":
+                await _answer(send, status if status != 204 else 200, b"<html>not what you expect", rule)
+            else:  # the connection ends before the answer does
+                cut = body[: len(body) // 2] if rule.kind == "truncate" else b""
+                headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body) + 100).encode())]
+                await send(
+                    {"type": "http.response.start", "status": status if status != 204 else 200, "headers": headers}
+                )
+                await send({"type": "http.response.body", "body": cut, "more_body": True})
+
+
+async def _answer(send: Any, status: int, body: bytes, rule: Rule) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if rule.retry_after is not None:
+        headers.append((b"retry-after", str(rule.retry_after).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _drained(receive: Any) -> None:
+    while (await receive()).get("more_body"):
+        continue
