@@ -148,7 +148,7 @@ class Deployment:
             id=self.clock.token()[:12],
             run=receipt_run,
             stage=stage,
-            reserved=reservation_for(stage, self.rate),
+            reserved=reservation_for(stage),
             at=self.clock.iso(),
             endpoint_id=self.endpoint.id if self.endpoint else None,
         )

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -183,10 +183,14 @@ class _Terminal:
         self.config = config
 
     def say(self, text: str) -> None:
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None and self.config.getoption("verbose") >= 0:
+        manager = self.config.pluginmanager
+        reporter, capture = manager.get_plugin("terminalreporter"), manager.get_plugin("capturemanager")
+        if reporter is None or self.config.getoption("verbose") < 0:
+            return
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
             reporter.ensure_newline()
             reporter.write_line(f"runpod: {text}")
+            reporter.currentfspath = None  # the next dot begins a line of its own, with its file name
 
 
 def _collection_failed(session: pytest.Session) -> bool:

@@ -149,7 +149,7 @@ class RemoteRun:
             self.connection.provider, self.file, ledger, self.settings.caps, self.clock, self.offer.rate
         )
         rate = self.offer.rate
-        reserved = reservation_for(Stage.SETUP, rate) + reservation_for(Stage.JOB, rate)
+        reserved = reservation_for(Stage.SETUP) + reservation_for(Stage.JOB)
         self.facts.update(rate=rate, reserved=reserved)
         self.say(
             f"{self.settings.gpu}: {format_usd(rate)} an hour; the job can cost {format_usd(estimate_job(rate))} at most, "

@@ -11,6 +11,7 @@ from pytest_runpod.core.limits import (
     DISK_ALLOWANCE,
     JOB_MARGIN,
     JOB_TTL_S,
+    PRICE_CEILING,
     RESERVE_FLOOR,
     SETUP_RESERVE,
     SHUTDOWN_RESERVE_S,
@@ -104,13 +105,13 @@ def estimate_job(rate: MicroUsd) -> MicroUsd:
     return MicroUsd(cost_ceiling(JOB_TTL_S + SHUTDOWN_RESERVE_S, rate) + DISK_ALLOWANCE)
 
 
-def reservation_for(stage: Stage, rate: MicroUsd) -> MicroUsd:
-    """Choose what *stage* reserves: a dollar for setup; the estimate and a dollar, in whole cents, for a job.
+def reservation_for(stage: Stage) -> MicroUsd:
+    """Choose what *stage* reserves: a dollar for setup; for a job the estimate at the price ceiling and a dollar, in whole cents.
 
-    >>> format_usd(reservation_for(Stage.JOB, MicroUsd(700_000)))
+    >>> format_usd(reservation_for(Stage.JOB))
     '$1.36'
     """
-    wanted = SETUP_RESERVE if stage is Stage.SETUP else MicroUsd(estimate_job(rate) + JOB_MARGIN)
+    wanted = SETUP_RESERVE if stage is Stage.SETUP else MicroUsd(estimate_job(PRICE_CEILING) + JOB_MARGIN)
     return MicroUsd(max(RESERVE_FLOOR, -(-wanted // CENT) * CENT))
 
 

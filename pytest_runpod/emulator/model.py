@@ -234,7 +234,7 @@ class Account:
             }
             for (name, hour), amount in sorted(buckets.items())
         ]  # fmt: skip
-        total = round(sum(record["totalAmount"] for record in records), 6)
+        total = round(sum(buckets.values()), 6)
         totals = {"totalAmount": total, "gpuAmount": total, "cpuAmount": 0, "diskAmount": 0, "feeAmount": 0}
         query = {
             "startTime": _iso(self.now() - 30 * 86400),
@@ -309,13 +309,8 @@ class Account:
         endpoint = self.job_endpoint(endpoint_id)
         states = Counter(worker.state for worker in endpoint.live())
         waiting = Counter(job.status for job in endpoint.jobs.values())
-        standby = int(
-            self.standby
-            and not endpoint.dispatched
-            and endpoint.max_workers > 0
-            and not states
-            and not self.faults.throttled
-        )
+        fresh = not endpoint.dispatched and not states and endpoint.max_workers > 0
+        standby = int(self.standby and fresh and not self.faults.throttled)
         idle = states["IDLE"] + standby
         throttled = int(self.faults.throttled and bool(endpoint.queue))
         return {

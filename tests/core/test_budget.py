@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_runpod.core.budget import Caps, Entry, Stage, check_reservation, reservation_for, settled
-from pytest_runpod.core.limits import PRICE_CEILING
 from pytest_runpod.core.money import MicroUsd
 from pytest_runpod.errors import BudgetRefused
 
@@ -17,8 +16,8 @@ def entry(amount: int, run: str = "r1", stage: Stage = Stage.JOB) -> Entry:
 
 
 def test_a_job_reserves_its_estimate_and_a_dollar():
-    assert reservation_for(Stage.JOB, PRICE_CEILING) == 1_360_000
-    assert reservation_for(Stage.SETUP, PRICE_CEILING) == 1_000_000
+    assert reservation_for(Stage.JOB) == 1_360_000
+    assert reservation_for(Stage.SETUP) == 1_000_000
 
 
 @pytest.mark.parametrize(
