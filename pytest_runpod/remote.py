@@ -106,14 +106,14 @@ class RemoteHooks:
     def _run_cuda_item(self, cuda: CudaItem) -> None:
         """Setup: the endpoint and the job. Between: everybody's reports. Call: the proof. Teardown: confirmed deletion."""
         session = cuda.session
-        cuda.ihook.pytest_runtest_logstart(nodeid=cuda.nodeid, location=cuda.location)
         setup = call_and_report(cuda, "setup", log=True)
         if setup.passed:
             for _ in self.run.stream():
                 if session.shouldfail or session.shouldstop:
                     break
-            else:
-                call_and_report(cuda, "call", log=True)
+        cuda.ihook.pytest_runtest_logstart(nodeid=cuda.nodeid, location=cuda.location)
+        if setup.passed and not (session.shouldfail or session.shouldstop):
+            call_and_report(cuda, "call", log=True)
         with _signals_wait(self.run):
             call_and_report(cuda, "teardown", log=True, nextitem=None)
         cuda.ihook.pytest_runtest_logfinish(nodeid=cuda.nodeid, location=cuda.location)

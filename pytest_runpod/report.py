@@ -95,10 +95,25 @@ def make_reports(
     reports = []
     for data in finished.reports:
         local = places.localized(data) if places else data
-        reports.append(config.hook.pytest_report_from_serializable(config=config, data=local))
+        report = config.hook.pytest_report_from_serializable(config=config, data=_with_tuples(local))
+        subtest = data.get("_subtest.context")
+        if subtest:  # pytest 9 makes texts of the values when it writes them and, wrongly, again when it reads them
+            object.__setattr__(report.context, "kwargs", subtest["kwargs"])
+        reports.append(report)
     if finished.death is not None:
         reports.append(failure(finished.key, item, "call", death_text(finished.key, finished.death)))
     return reports
+
+
+def _with_tuples(data: dict[str, Any]) -> dict[str, Any]:
+    """JSON has made lists of pytest's tuples, and pytest and its plugins insist on some of them."""
+    data = dict(data)
+    for name in ("sections", "user_properties"):
+        data[name] = [tuple(pair) for pair in data.get(name) or ()]
+    for name in ("location", "longrepr"):
+        if isinstance(data.get(name), list):
+            data[name] = tuple(data[name])
+    return data
 
 
 def failure(key: Key, item: pytest.Item | None, when: Any, text: str) -> pytest.TestReport:

@@ -56,7 +56,8 @@ class Bench:
         payload = make_payload(packed, WORKER_SHA, {**spec, **(run or {})})
         self.monkeypatch.setenv("PYTEST_RUNPOD_APPROVED_SHA256", payload.sha256)
         base = {
-            "root_name": "project", "invocation_dir": ".", "inifile": None, "args": [], "paths": [], "ids": ids, "python_path": [],
+            "root_name": "project", "invocation_dir": ".", "inifile": None, "args": [], "paths": [], "ids": ids,
+            "python_path": [],
             "tooling": {"pytest": pytest.__version__}, "plugins": [], "project": None, "display_env": {}, "maxfail": 0,
         }  # fmt: skip
         return {

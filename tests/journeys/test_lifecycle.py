@@ -1,0 +1,166 @@
+"""Money, endpoint, deletion: whatever happens, nothing of ours is left, and nobody else's is touched."""
+
+import os
+import signal
+
+import pytest
+
+SLOW = "import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(600)\n"
+
+
+def approved(project, *arguments):
+    return project.remote(f"--approved-sha={project.digest(*arguments)}", *arguments)
+
+
+def test_a_run_leaves_nothing_behind_and_its_books_are_in_order(project, serve):
+    emulator = serve(foreign_endpoints=2)
+    project.write(test_it="def test_it(): pass\n")
+    done = project.run(approved(project), emulator)
+    assert done.returncode == 0, done.stdout
+    assert emulator.ours() == []
+    assert emulator.foreign() == 2
+    alive = emulator.ask("alive")
+    assert (alive["pids"], alive["jobs"]) == ([], [])
+    (receipt,) = project.receipts()
+    assert receipt.cleanup_confirmed
+    assert [line.split(" ")[1] for line in receipt.log] == [
+        "create_sent", "create_seen", "submit_sent", "submit_seen", "job_final", "cleanup_started", "cleanup_confirmed",
+    ]  # fmt: skip
+    assert project.reserved() == 2_360_000
+    assert KEY_OF_TESTS not in "".join(
+        path.read_text(errors="replace") for path in project.state.rglob("*") if path.is_file()
+    )
+
+
+KEY_OF_TESTS = "rpa_test_key"
+
+
+def test_a_changed_byte_is_refused_and_nobody_saw_anything(project, serve):
+    emulator = serve()
+    project.write(test_it="def test_it(): pass\n")
+    command = approved(project)
+    project.write(test_it="def test_it(): pass  # changed\n")
+    done = project.run(command, emulator)
+    assert done.returncode == 10
+    assert "changed test_it.py" in done.stdout
+    assert emulator.requests_seen() == []
+    assert project.reserved() == 0
+
+
+def test_a_collection_error_stops_before_anything_costs(project, serve):
+    emulator = serve()
+    project.write(test_it="import nothing_of_that_name\n", test_fine="def test_fine(): pass\n")
+    done = project.run(approved(project), emulator)
+    assert done.returncode == 2
+    assert emulator.requests_seen() == []
+    assert project.reserved() == 0
+
+
+def test_a_budget_that_does_not_suffice_is_refused_before_anything_is_created(project, serve):
+    emulator = serve()
+    project.write(test_it="def test_it(): pass\n")
+    done = project.run(approved(project, "--runpod-budget=0.50"), emulator)
+    assert done.returncode == 11
+    assert emulator.requests_seen("POST") == []
+    assert project.reserved() == 0
+
+
+def running(project, emulator, eventually, *arguments):
+    process = project.start(approved(project, *arguments), emulator)
+    eventually(lambda: emulator.ask("alive")["pids"] and any(receipt.job_id for receipt in project.receipts()))
+    return process
+
+
+def test_after_kill_9_the_watchdog_deletes_and_the_receipt_says_so(project, serve, eventually):
+    emulator = serve(foreign_endpoints=1)
+    project.write(test_it=SLOW)
+    process = running(project, emulator, eventually)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    eventually(lambda: emulator.ours() == [] and emulator.ask("alive")["pids"] == [])
+    eventually(lambda: all(receipt.cleanup_confirmed for receipt in project.receipts()))
+    assert emulator.foreign() == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_deletes_before_pytest_ends(project, serve, eventually, number, code):
+    emulator = serve()
+    project.write(test_it=SLOW)
+    process = running(project, emulator, eventually)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert emulator.ours() == []
+    eventually(lambda: emulator.ask("alive")["pids"] == [])
+    (receipt,) = project.receipts()
+    assert receipt.cleanup_confirmed
+    assert project.reserved() == 2_360_000
+
+
+def test_setup_health_run_and_cleanup_share_one_receipt(project, serve):
+    emulator = serve()
+    project.write(test_it="def test_it(): pass\n")
+    ours = [f"--approved-sha={project.digest()}", *project.ours]
+    command = [*project.command()[:2], "pytest_runpod"]
+    made = project.run([*command, "setup", *ours], emulator)
+    assert made.returncode == 0, made.stdout + made.stderr
+    path = made.stdout.split("receipt: ")[1].split("\n")[0]
+    assert len(emulator.ours()) == 1
+    assert "inQueue" in project.run([*command, "health", "--receipt", path], emulator).stdout
+    done = project.run(project.remote(ours[0], f"--runpod-receipt={path}"), emulator)
+    assert done.returncode == 0, done.stdout
+    assert emulator.ours() == []
+    again = project.run([*command, "cleanup", "--receipt", path], emulator)
+    assert (again.returncode, "cleanup_confirmed: true" in again.stdout) == (0, True)
+    book = project.run([*command, "ledger", "--ledger", str(project.state / "ledger.json")], emulator)
+    assert "2 entries" in book.stdout
+    assert "$2.36 count" in book.stdout
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "says"),
+    [
+        ({"jobs_unauthorized": True}, 12, "works for management, but not for jobs"),
+        ({"price_factor": 2}, 11, "above the ceiling"),
+        ({"quota_used": 5}, 12, "quota"),
+        ({"stored_workers_max": 3}, 12, "workers.max: asked for 1, got 3"),
+        ({"lose_result": True}, 12, "without a result"),
+        (
+            {"rules": [{"kind": "fail_after", "method": "POST", "path": "/v2/[^/]+/run", "nth": 1}]},
+            12,
+            "may have been queued",
+        ),
+    ],
+)
+def test_trouble_is_one_readable_error_and_nothing_is_left(project, serve, faults, code, says):
+    emulator = serve(foreign_endpoints=1, **faults)
+    project.write(test_it="def test_it(): pass\n")
+    done = project.run(approved(project), emulator)
+    assert done.returncode == code, done.stdout
+    assert says in done.stdout
+    assert emulator.ours() == []
+    assert emulator.foreign() == 1
+    assert all(receipt.cleanup_confirmed for receipt in project.receipts())
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["lose_answer", "fail_after", "truncate", "garbage"])
+def test_a_create_whose_answer_is_lost_is_found_by_its_name_and_the_run_goes_on(project, serve, kind):
+    emulator = serve(rules=[{"kind": kind, "method": "POST", "path": "/v2/serverless"}])
+    project.write(test_it="def test_it(): pass\n")
+    done = project.run(approved(project), emulator)
+    assert done.returncode == 0, done.stdout
+    assert len([one for one in emulator.requests_seen("POST") if one == "POST /v2/serverless"]) == 1
+    assert emulator.ours() == []
+
+
+def test_a_conftest_may_replace_a_session_fixture(project, serve):
+    emulator = serve()
+    project.write(
+        test_it="def test_it(): pass\n",
+        conftest="import pytest\n@pytest.fixture(scope='session')\n"
+        "def runpod_endpoint(runpod_endpoint):\n    print('mine', runpod_endpoint.name)\n    yield runpod_endpoint\n",
+    )
+    done = project.run(approved(project, "-s"), emulator)
+    assert done.returncode == 0, done.stdout
+    assert "mine pytest-runpod-" in done.stdout
