@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -91,7 +92,7 @@ class RemoteHooks:
             return None
         self.run.items = session.items
         session.testscollected += 1
-        with _signals_raise():
+        with _signals_raise(), _our_own_warnings_ignored():
             try:
                 self._run_cuda_item(CudaItem.from_parent(session, name="cuda", nodeid=CUDA_ID, run=self.run))
             finally:
@@ -209,6 +210,15 @@ def _switch_xdist_off(config: pytest.Config) -> None:
         config.option.dist = "no"
         config.option.tx = []
         config.option.looponfail = False
+
+
+@contextmanager
+def _our_own_warnings_ignored() -> Iterator[None]:
+    """A user's `filterwarnings = error` is about the user's code: what our libraries may say must not end the run."""
+    with warnings.catch_warnings():
+        for module in ("requests", "urllib3", "junitparser", "filelock", "platformdirs", "pytest_runpod"):
+            warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
+        yield
 
 
 @contextmanager

@@ -51,9 +51,11 @@ class Connection:
     provider: Provider
     where: Where
     key: str
+    transport: Transport
     emulator: Process | None = None
 
     def close(self) -> None:
+        self.transport.close()
         if self.emulator is not None:
             self.emulator.end()
 
@@ -87,7 +89,8 @@ def connect(settings: RunSettings) -> Connection:
     if not settings.key:
         raise SettingsRefused([f"{KEY_VARIABLE} is not set: the key is read from the environment only"])
     where = Where(settings.provider, settings.management_url or MANAGEMENT_URL, settings.jobs_url or JOBS_URL)
-    return Connection(_client(where, settings.key), where, settings.key)
+    transport = Transport(settings.key)
+    return Connection(_client(where, transport), where, settings.key, transport)
 
 
 def reconnect(receipt: Receipt, environ: Mapping[str, str]) -> Provider:
@@ -98,7 +101,7 @@ def reconnect(receipt: Receipt, environ: Mapping[str, str]) -> Provider:
     key = environ.get(KEY_VARIABLE)
     if not key:
         raise SettingsRefused([f"{KEY_VARIABLE} is not set: the key is read from the environment only"])
-    return _client(receipt.where, key)
+    return _client(receipt.where, Transport(key))
 
 
 def user_state() -> Path:
@@ -157,36 +160,37 @@ def detach_watchdog(receipt: Path, key: str) -> int:
     return popen.pid
 
 
-def _client(where: Where, key: str) -> Provider:
-    return RunPod(Transport(key), where.management_url, where.jobs_url)
+def _client(where: Where, transport: Transport) -> Provider:
+    return RunPod(transport, where.management_url, where.jobs_url)
 
 
 def _start_emulator() -> Connection:
     key = f"rpa_emulator_{secrets.token_hex(16)}"
-    words = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process; a pipe would fill up
-    popen = subprocess.Popen(
-        [sys.executable, "-m", "pytest_runpod", "emulator", "--lifeline"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=words,
-        text=True,
-        env={**os.environ, KEY_VARIABLE: key},
-        start_new_session=True,
-    )
-    assert popen.stdout is not None
-    line = popen.stdout.readline()
-    try:
-        ready = json.loads(line)
-        where = Where("emulator", ready["management_url"], ready["jobs_url"])
-    except (ValueError, KeyError):
-        popen.kill()
-        popen.wait()
-        raise ProviderUnreachable(
-            "The embedded emulator did not start. Nothing was created.",
-            looked_at=_last_words(words),
-            todo="install its parts: pip install 'pytest-runpod[emulator]'",
-        ) from None
-    return Connection(_client(where, key), where, key, Process(popen))
+    with tempfile.TemporaryFile("w+", errors="replace") as words:  # a pipe that nobody reads would fill up
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "pytest_runpod", "emulator", "--lifeline"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            env={**os.environ, KEY_VARIABLE: key},
+            start_new_session=True,
+        )
+        process = Process(popen)
+        assert popen.stdout is not None
+        line = popen.stdout.readline()
+        try:
+            ready = json.loads(line)
+            where = Where("emulator", ready["management_url"], ready["jobs_url"])
+        except (ValueError, KeyError):
+            process.end()
+            raise ProviderUnreachable(
+                "The embedded emulator did not start. Nothing was created.",
+                looked_at=_last_words(words),
+                todo="install its parts: pip install 'pytest-runpod[emulator]'",
+            ) from None
+    transport = Transport(key)
+    return Connection(_client(where, transport), where, key, transport, process)
 
 
 def _last_words(stream: IO[str]) -> str:

@@ -37,6 +37,9 @@ class Transport:
         self._session.headers["User-Agent"] = "pytest-runpod"
         self._wait = wait
 
+    def close(self) -> None:
+        self._session.close()
+
     def get(self, url: str, params: Mapping[str, str] | None = None) -> Answer:
         return self._repeatable("GET", url, params=params)
 

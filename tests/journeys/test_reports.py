@@ -178,3 +178,14 @@ def test_a_notebook_comes_back_executed_and_the_source_is_untouched(project):
     assert "42" in (project.root / "out" / "notebooks" / "n" / "demo.ipynb").read_text()
     assert (project.root / "n" / "demo.ipynb").read_text() == source
     assert [path.name for path in (project.root / "out" / "artifacts").rglob("*.txt")] == ["a.txt"]
+
+
+def test_warnings_as_errors_find_none_of_ours(project):
+    project.write(
+        test_it="def test_it(): pass\n",
+        conftest="import gc\ndef pytest_sessionfinish(): gc.collect()\n",
+        **{"pytest.ini": "[pytest]\nfilterwarnings = error\n"},
+    )
+    done = project.run(project.remote("-W", "error"), PYTHONWARNDEFAULTENCODING="1")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "warnings summary" not in done.stdout
