@@ -22,6 +22,7 @@ from pytest_runpod.options import KEY_VARIABLE, RunSettings
 from pytest_runpod.session import Packed
 from pytest_runpod.store.ledger import Ledger
 from pytest_runpod.store.receipts import ReceiptFile, all_receipts, receipt_path
+from pytest_runpod.store.worker_files import worker_files
 from pytest_runpod.wiring import SystemClock, connect, detach_watchdog, ledger_path, reconnect, user_state
 
 Action = Callable[[pytest.Config], int]
@@ -83,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     emulator = command("emulator", _emulator, "serve the embedded provider on this machine; prints its URLs")
     emulator.add_argument(
         "--lifeline", action="store_true", help="end once standard input has ended and nothing is alive"
+    )
+    emulator.add_argument(
+        "--warm", action="store_true", help="only download what its workers install, for use without a network"
     )
     emulator.add_argument("--faults", type=Path, help="a JSON file of faults to inject")
     emulator.add_argument("--port", type=int, default=0)
@@ -220,11 +224,15 @@ def _billed(run: str, entries: list[Entry], ledger: Ledger) -> tuple[MicroUsd, i
 
 def _emulator(options: argparse.Namespace, _: list[str]) -> int:
     try:
+        from pytest_runpod.emulator import image
         from pytest_runpod.emulator.faults import Faults
         from pytest_runpod.emulator.server import serve
     except ImportError as missing:
         sys.stderr.write(f"the emulator needs its parts: pip install 'pytest-runpod[emulator]' ({missing})\n")
         return ExitCode.INFRASTRUCTURE
+    if options.warm:
+        image.warm_cache(worker_files()["sdk.lock"])
+        return ExitCode.OK
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise SettingsRefused([f"{KEY_VARIABLE} is not set: choose the key that this emulator's account shall take"])

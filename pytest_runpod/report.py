@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
 from _pytest.pathlib import bestrelpath
 
 from pytest_runpod.core.matching import Finished, Key
@@ -96,6 +98,9 @@ def make_reports(
     for data in finished.reports:
         local = places.localized(data) if places else data
         report = config.hook.pytest_report_from_serializable(config=config, data=_with_tuples(local))
+        if "_runpod.crash" in local:
+            report.longrepr = _TextWithCrash(local["longrepr"], ReprFileLocation(**local["_runpod.crash"]))
+            del report.__dict__["_runpod.crash"]
         subtest = data.get("_subtest.context")
         if subtest:  # pytest 9 makes texts of the values when it writes them and, wrongly, again when it reads them
             object.__setattr__(report.context, "kwargs", subtest["kwargs"])
@@ -103,6 +108,16 @@ def make_reports(
     if finished.death is not None:
         reports.append(failure(finished.key, item, "call", death_text(finished.key, finished.death)))
     return reports
+
+
+class _TextWithCrash(TerminalRepr):
+    """What a plugin said of a failure, and the one line of it that the short summary shows."""
+
+    def __init__(self, text: str, reprcrash: ReprFileLocation) -> None:
+        self.text, self.reprcrash = text, reprcrash
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        tw.line(self.text)
 
 
 def _with_tuples(data: dict[str, Any]) -> dict[str, Any]:

@@ -151,6 +151,11 @@ class ReportLog:
         key = client_id(report.nodeid, self.keys)
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         data["nodeid"] = key
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if (
+            isinstance(data["longrepr"], str) and crash is not None
+        ):  # pytest keeps only the text of a plugin's own kind of failure
+            data["_runpod.crash"] = {"path": crash.path, "lineno": crash.lineno, "message": crash.message}
         self.write("report", id=key, n=self.running.get(key, 1), report=data, pid=self.pid, host=self.host)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:

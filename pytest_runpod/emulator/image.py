@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import platformdirs
@@ -85,3 +86,28 @@ def _editable_metadata() -> set[str]:
 def _uv_program() -> str | None:
     beside = Path(sysconfig.get_path("scripts")) / "uv"
     return str(beside) if beside.is_file() else shutil.which("uv")
+
+
+def warm_cache(lock: str) -> None:
+    """Download what *lock* names, so that workers start without the network. Raises: CalledProcessError: it is not to be had."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "sdk.lock").write_text(lock, encoding="utf-8")
+        programs = build_image(place / "image")
+        env = {name: value for name, value in image_environment(programs).items() if name != "UV_OFFLINE"}
+        python = place / "sdk" / "bin" / "python"
+        for words in (
+            ["venv", "--quiet", "--no-project", "--python", sys.executable, str(place / "sdk")],
+            [
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                str(python),
+                "--no-deps",
+                "--require-hashes",
+                "-r",
+                str(place / "sdk.lock"),
+            ],
+        ):
+            subprocess.run([str(programs / "uv"), *words], check=True, env={**env, "HOME": folder})
