@@ -19,7 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SDK = "runpod==1.12.0"
-TRIMMED = ["aiohappyeyeballs", "aiohttp", "aiohttp-retry", "aiosignal", "async-timeout", "attrs", "backoff", "bcrypt", "certifi", "cffi", "cryptography", "frozenlist", "idna", "multidict", "paramiko", "propcache", "py-cpuinfo", "pynacl", "requests", "tomli", "tomlkit", "tqdm", "tqdm-loggable", "typing-extensions", "urllib3", "yarl"]
+TRIMMED = (
+    "aiohappyeyeballs", "aiohttp", "aiohttp-retry", "aiosignal", "async-timeout", "attrs", "backoff", "bcrypt", "certifi", "cffi",
+    "cryptography", "frozenlist", "idna", "multidict", "paramiko", "propcache", "py-cpuinfo", "pynacl", "requests", "tomli",
+    "tomlkit", "tqdm", "tqdm-loggable", "typing-extensions", "urllib3", "yarl",
+)  # fmt: skip
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 PLATFORMS = {
     "linux x86_64": [f"manylinux_2_{minor}_x86_64" for minor in (34, 28, 17)] + ["manylinux2014_x86_64"],
