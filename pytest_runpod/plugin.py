@@ -107,7 +107,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") is not None and _torch_device() != "cuda":
-        pytest.skip(CUDA_REASON)
+        raise pytest.skip.Exception(CUDA_REASON, _use_item_location=True)
 
 
 @pytest.fixture(scope="session")
