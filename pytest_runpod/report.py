@@ -211,6 +211,8 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
     if facts.get("reserved") is not None:
         rate = f", at {format_usd(facts['rate'])} an hour" if facts.get("rate") else ""
         lines.append(f"{'cost:':<10}reserved {format_usd(facts['reserved'])}{rate}; settle it with the bill later")
+    if facts.get("steps"):
+        lines.append(f"{'steps:':<10}{', '.join(facts['steps'])}")
     for step in facts.get("failed_steps") or ():
         lines.append(f"{'step:':<10}{step}")
     for name in facts.get("left_out") or ():

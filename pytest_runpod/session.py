@@ -382,6 +382,11 @@ class RemoteRun:
             attempts=f"{len(self.results.attempts)} (the platform ran the job again)"
             if len(self.results.attempts) > 1
             else None,
+            steps=[
+                f"{step.get('name')} {step.get('seconds', 0):.1f} s"
+                for step in result.steps
+                if step.get("status") != "skipped"
+            ],
             failed_steps=[_step_text(step) for step in result.steps if step.get("status") not in ("ok", "skipped")],
             left_out=[f"{entry.get('path')} ({entry.get('size')} bytes)" for entry in result.left_out],
             output=str(self.results.folder),
