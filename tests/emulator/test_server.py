@@ -3,7 +3,6 @@
 import json
 import shlex
 
-import pytest
 import requests
 
 from pytest_runpod.core.cloud import EndpointSpec, Policy
