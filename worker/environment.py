@@ -104,6 +104,7 @@ class TestEnvironment:
             await self._watched("packages", self._pip_install(missing))
         project = self.session["project"]
         if project is not None:
+            await self._bring_build_needs(project)
             await self._watched("project", self._install_project(project))
             self.found = await self._probe()
 
@@ -138,6 +139,22 @@ class TestEnvironment:
             raise StepFailed("probe", done.exit, done.output)
         result: dict[str, Any] = json.loads(done.output.splitlines()[-1])
         return result
+
+    async def _bring_build_needs(self, project: Mapping[str, Any]) -> None:
+        """Without build isolation nobody else installs what the backend asks for beyond `build-system.requires`."""
+        script = Path(__file__).parent / "build_needs.py"
+        command = [str(self.places.python), str(script), str(project["backend"]), *map(str, project["backend_path"])]
+        log = self.places.log("build_needs")
+        done = await processes.run(command, log=log, env=self.env, cwd=self.places.root, limit_s=self.limit_s)
+        if done.exit != 0:
+            raise StepFailed("build_needs", done.exit, done.output)
+        needs = json.loads(done.output.splitlines()[-1])
+        if needs:
+            self.requirements = [*self.requirements, *needs]
+            self.found = await self._probe()
+            missing = list(self.found["unsatisfied"])
+            if missing:
+                await self._watched("build_needs", self._pip_install(missing))
 
     def _pip_install(self, missing: list[str]) -> list[str]:
         constraints = self.places.base / "constraints.txt"

@@ -265,3 +265,34 @@ def test_progress_windows_hold_what_has_finished(bench):
     seen = [read_progress(update, "n" * 32) for update in bench.updates]
     assert None not in seen
     assert any(update.step == "pytest" and update.done == 1 for update in seen)
+
+
+def test_the_project_is_installed_from_the_payload_and_imported_from_there(bench):
+    files = {
+        "pyproject.toml": '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        '[project]\nname = "mypkg"\nversion = "9.9"\n[tool.hatch.build.targets.wheel]\npackages = ["src/mypkg"]\n',
+        "src/mypkg/__init__.py": "",
+        "tests/test_m.py": "import importlib.metadata, mypkg\ndef test_m(request):\n"
+        "    assert mypkg.__file__.startswith(str(request.config.rootpath))\n"
+        "    assert importlib.metadata.version('mypkg') == '9.9'\n",
+    }
+    project = {
+        "name": "mypkg",
+        "version": "9.9",
+        "build_requires": ["hatchling"],
+        "backend": "hatchling.build",
+        "backend_path": [],
+    }
+    output = bench.run(bench.input(files, ["tests/test_m.py::test_m"], project=project))
+    assert output.error is None
+    assert output.outcomes() == {"tests/test_m.py::test_m": PASS}
+
+
+def test_an_install_that_fails_is_an_infrastructure_error_with_its_words(bench):
+    files = {"test_f.py": "def test_f(): pass\n"}
+    project = {"name": "x", "version": "1", "build_requires": [], "backend": "no_such_backend", "backend_path": []}
+    output = bench.run(bench.input(files, ["test_f.py::test_f"], project=project))
+    assert "no_such_backend" in output.error
+    assert output.step("environment")["status"] == "failed"
+    assert b"no_such_backend" in output.files["logs/build_needs.txt"]
+    assert output.outcomes() == {}
