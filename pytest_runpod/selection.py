@@ -68,12 +68,13 @@ class Project:
         distribution = self.installed()
         if distribution is None:
             return None
+        build = self.table.get("build-system", {})
         return {
             "name": distribution.metadata["Name"],
             "version": distribution.version,
-            "build_requires": [
-                str(line) for line in self.table.get("build-system", {}).get("requires", ["setuptools"])
-            ],
+            "build_requires": [str(line) for line in build.get("requires", ["setuptools"])],
+            "backend": str(build.get("build-backend", "setuptools.build_meta:__legacy__")),
+            "backend_path": [str(folder) for folder in build.get("backend-path", [])],
         }
 
     def installed(self) -> importlib.metadata.Distribution | None:

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import socket
 import time
+import traceback
 import uuid
 import zlib
 from collections.abc import Callable, Mapping
@@ -148,6 +149,9 @@ class Job:
             await self._run_commands()
         except StepFailed as failed:
             self.report.error = str(failed).replace("\n", " | ")[:1500]
+        except Exception as slip:  # noqa: BLE001 - a slip of the worker itself: what there is goes back, and says so
+            self.report.error = f"the worker stumbled: {type(slip).__name__}: {slip}"[:1500]
+            self.places.log("worker").write_text(traceback.format_exc(), encoding="utf-8")
         return self._packed(lines)
 
     def _unpack(self, members: tuple[unpack.Member, ...]) -> None:
