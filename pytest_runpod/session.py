@@ -246,6 +246,22 @@ class RemoteRun:
         self.cleaned = True
         self.facts["cleanup"] = f"confirmed ({receipt.name})"
 
+    def save_cost(self) -> None:
+        """Write `cost.json`: what was reserved and at which price; the bill comes later (`pytest-runpod ledger --settle`)."""
+        if self.deployment is None or not self.deployment.reserved:
+            return
+        cost = {
+            "run": self.id,
+            "endpoint_id": self.deployment.endpoint.id if self.deployment.endpoint else None,
+            "gpu": self.settings.gpu,
+            "price_micro_usd_per_hour": self.deployment.rate,
+            "reserved_micro_usd": sum(entry.reserved for entry in self.deployment.reserved),
+            "execution_ms": self.last_state.execution_ms if self.last_state else None,
+            "billed_micro_usd": None,
+            "ledger": str(self.deployment.ledger.path),
+        }
+        result_store.save(self.results.folder, "cost.json", json.dumps(cost, indent=1).encode())
+
     def finish(self) -> None:
         """Whatever happened: nothing of ours is left when this returns, or the error says what may be."""
         try:
@@ -253,6 +269,7 @@ class RemoteRun:
                 self.cancel_if_running()
                 self.clean_up()
         finally:
+            self.save_cost()
             for helper in (self.watchdog, self.connection):
                 if isinstance(helper, Process):
                     helper.end()

@@ -132,7 +132,7 @@ def check_reservation(entries: Iterable[Entry], new: Entry, caps: Caps) -> None:
             raise BudgetRefused(
                 f"The budget does not allow {format_usd(new.reserved)} for {new.stage.value}. Nothing was created.",
                 looked_at=f"{of} would reserve {format_usd(amount)} of {format_usd(cap)}",
-                todo="settle earlier runs against the bill (`pytest-runpod ledger settle`), "
+                todo="settle earlier runs against the bill (`pytest-runpod ledger --settle RUN`), "
                 f"or allow more with {option}",
             )
 

@@ -1,5 +1,6 @@
 """Money, endpoint, deletion: whatever happens, nothing of ours is left, and nobody else's is touched."""
 
+import json
 import os
 import signal
 
@@ -27,6 +28,7 @@ def test_a_run_leaves_nothing_behind_and_its_books_are_in_order(project, serve):
         "create_sent", "create_seen", "submit_sent", "submit_seen", "job_final", "cleanup_started", "cleanup_confirmed",
     ]  # fmt: skip
     assert project.reserved() == 2_360_000
+    assert json.loads((project.root / "out" / "cost.json").read_text())["reserved_micro_usd"] == 2_360_000
     assert KEY_OF_TESTS not in "".join(
         path.read_text(errors="replace") for path in project.state.rglob("*") if path.is_file()
     )

@@ -1,7 +1,9 @@
 """The same project, plain and remote: a user cannot tell from the reports where a test ran."""
 
 import json
+import os
 import re
+import signal
 
 import pytest
 
@@ -110,6 +112,22 @@ def test_last_failed_reruns_remotely_what_failed_remotely(project):
     again = project.run(project.remote("--lf"))
     assert "1 failed, 1 skipped" in again.stdout
     assert "run-last-failure: rerun previous 1 failure" in again.stdout
+
+
+def test_reports_appear_while_the_job_still_runs(project, serve):
+    emulator = serve()
+    project.write(test_it="import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(600)\n")
+    process = project.start(project.remote("-v", f"--approved-sha={project.digest()}"), emulator)
+    seen = ""
+    while "test_quick PASSED" not in seen:  # no line end follows before the next test has ended
+        piece = os.read(process.stdout.fileno(), 4096).decode()
+        assert piece, seen
+        seen += piece
+    assert emulator.ask("alive")["jobs"] != []
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert "1 passed" in output
+    assert "test_slow" not in output
 
 
 def test_x_stops_the_worker_and_what_was_not_run_has_no_result(project):
