@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ class StepFailed(Exception):
     """A step that the rest depends on: its name, its exit status, and the end of what it said."""
 
     def __init__(self, step: str, exit_status: int | None, words: str) -> None:
-        super().__init__(f"{step}: {words.strip()[-600:] or 'no output'}")
+        words = words.strip()[-600:] or "no output"
+        super().__init__(f"{step}: {words}" if exit_status is not None else f"{step}: ended at the deadline: {words}")
         self.step, self.exit_status = step, exit_status
 
 
@@ -60,7 +61,8 @@ def tests_env(places: Places, session: Mapping[str, Any], passed: Mapping[str, s
     env = {
         name: value for name, value in os.environ.items() if name in IMAGE_VARIABLES or name.startswith(IMAGE_PREFIXES)
     }
-    env.update({str(name): str(value) for name, value in session["display_env"].items()})
+    chosen = {**session["display_env"], **passed}
+    env.update({str(name): str(value) for name, value in chosen.items() if not name.startswith("RUNPOD_")})
     env.update(
         PATH=f"{places.venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         VIRTUAL_ENV=str(places.venv),
@@ -68,7 +70,6 @@ def tests_env(places: Places, session: Mapping[str, Any], passed: Mapping[str, s
         PYTEST_RUNPOD_WORKER="1",
         PYTEST_RUNPOD_DEVICE=device,
         PYTEST_RUNPOD_ARTIFACTS=str(places.out / "artifacts"),
-        **{str(name): str(value) for name, value in passed.items()},
     )
     return env
 
@@ -84,13 +85,21 @@ def install_env(places: Places) -> dict[str, str]:
     return env
 
 
+def uv_program() -> str | None:
+    """The image's uv, or the one that the bootstrap has brought."""
+    brought = Path.home() / ".pytest-runpod" / "uv" / "bin" / "uv"
+    return shutil.which("uv") or (str(brought) if brought.is_file() else None)
+
+
 class TestEnvironment:
     """Makes the environment, step by step; each install is watched for what it does to torch."""
 
     __test__ = False  # a name that pytest would collect
 
-    def __init__(self, places: Places, session: Mapping[str, Any], requirements: list[str], limit_s: float) -> None:
-        self.places, self.session, self.requirements, self.limit_s = places, session, requirements, limit_s
+    def __init__(
+        self, places: Places, session: Mapping[str, Any], requirements: list[str], left_s: Callable[[], float]
+    ) -> None:
+        self.places, self.session, self.requirements, self.left_s = places, session, requirements, left_s
         self.env = install_env(places)
         self.found: dict[str, Any] = {}
         self.installed: list[str] = []
@@ -106,7 +115,8 @@ class TestEnvironment:
         if project is not None:
             await self._bring_build_needs(project)
             await self._watched("project", self._install_project(project))
-            self.found = await self._probe()
+        self.found = await self._probe() if self.installed or project is not None else self.found
+        self._register_kernel()
 
     async def _create(self) -> None:
         image_python = os.environ["PYTEST_RUNPOD_IMAGE_PYTHON"]
@@ -132,7 +142,7 @@ class TestEnvironment:
             log=log,
             env=self.env,
             cwd=self.places.base,
-            limit_s=self.limit_s,
+            limit_s=self.left_s(),
             stdin=json.dumps(wanted).encode(),
         )
         if done.exit != 0:
@@ -145,7 +155,7 @@ class TestEnvironment:
         script = Path(__file__).parent / "build_needs.py"
         command = [str(self.places.python), str(script), str(project["backend"]), *map(str, project["backend_path"])]
         log = self.places.log("build_needs")
-        done = await processes.run(command, log=log, env=self.env, cwd=self.places.root, limit_s=self.limit_s)
+        done = await processes.run(command, log=log, env=self.env, cwd=self.places.root, limit_s=self.left_s())
         if done.exit != 0:
             raise StepFailed("build_needs", done.exit, done.output)
         needs = json.loads(done.output.splitlines()[-1])
@@ -156,13 +166,24 @@ class TestEnvironment:
             if missing:
                 await self._watched("build_needs", self._pip_install(missing))
 
+    def _register_kernel(self) -> None:
+        """Notebooks ask for `python3`: an image may have one of its own, which would not see the project."""
+        if self.found["ipykernel"]:
+            folder = self.places.venv / "share" / "jupyter" / "kernels" / "python3"
+            folder.mkdir(parents=True, exist_ok=True)
+            words = [str(self.places.python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            spec = {"argv": words, "display_name": "Python 3 (ipykernel)", "language": "python"}
+            (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+
     def _pip_install(self, missing: list[str]) -> list[str]:
         constraints = self.places.base / "constraints.txt"
         torch = self.found["torch"]
         constraints.write_text(f"torch=={torch['version']}\n" if torch else "", encoding="utf-8")
         self.installed += missing
-        pip = [str(self.places.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-        return [*pip, "-c", str(constraints), *missing]
+        options = ["-c", str(constraints), *missing]
+        if not self.found["pip"] and (uv := uv_program()):
+            return [uv, "pip", "install", "--python", str(self.places.python), "--no-config", *options]
+        return [str(self.places.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *options]
 
     def _install_project(self, project: Mapping[str, Any]) -> list[str]:
         version = str(project["version"])
@@ -172,8 +193,7 @@ class TestEnvironment:
             POETRY_DYNAMIC_VERSIONING_BYPASS=version,
         )
         options = ["--no-deps", "--no-build-isolation", "--editable", str(self.places.root)]
-        uv = shutil.which("uv") or str(Path.home() / ".pytest-runpod" / "uv" / "bin" / "uv")
-        if Path(uv).is_file():
+        if uv := uv_program():
             return [uv, "pip", "install", "--python", str(self.places.python), "--no-config", *options]
         return [str(self.places.python), "-m", "pip", "install", *options]
 
@@ -185,8 +205,7 @@ class TestEnvironment:
             raise StepFailed(step, 0, f"it changed the image's torch: {before} became {after}")
 
     async def _step(self, step: str, command: list[str]) -> None:
-        done = await processes.run(
-            command, log=self.places.log(step), env=self.env, cwd=self.places.base, limit_s=self.limit_s
-        )
+        log = self.places.log(step)
+        done = await processes.run(command, log=log, env=self.env, cwd=self.places.base, limit_s=self.left_s())
         if done.exit != 0:
             raise StepFailed(step, done.exit, done.output)

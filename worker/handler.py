@@ -26,9 +26,10 @@ class Progress:
         self.threads += [thread for thread in threading.enumerate() if thread not in before]
 
     async def settle(self, limit_s: float = 30.0) -> None:
-        """A late update would turn the finished job back to running."""
+        """Wait until each update was answered: a late one would turn the finished job back to running."""
+        until = time.monotonic() + limit_s
         for thread in self.threads:
-            await asyncio.to_thread(thread.join, limit_s)
+            await asyncio.to_thread(thread.join, max(0.0, until - time.monotonic()))
 
 
 def main() -> None:

@@ -33,6 +33,11 @@ NO_CUDA = "device=cpu: no CUDA validation"
 PACKING_S = 30.0  # of the deadline, kept for commands to end and results to be packed
 PROGRESS_S = 1.0
 OVERLAP = 4  # updates that a window reaches back
+ARCHIVE = unpack.Bounds(limits.MAX_MEMBERS, limits.MAX_MEMBER, limits.MAX_UNPACKED, limits.MAX_PATH)
+SESSION_KEYS = {
+    "root_name", "invocation_dir", "inifile", "args", "paths", "ids", "python_path", "tooling", "plugins", "project",
+    "display_env", "maxfail",
+}  # fmt: skip
 Publish = Callable[[dict[str, Any]], None]
 
 
@@ -87,6 +92,7 @@ async def run_job(
         job = Job(places, manifest, job_input["session"], job_input["env"], report, publish, dict(bounds or {}))
         return await job.run(members)
     finally:
+        processes.end_all_of(base)
         shutil.rmtree(base, ignore_errors=True)
 
 
@@ -108,12 +114,15 @@ def checked(job_input: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[unpack.
         raise JobRefused("the manifest was approved for another device")
     if not set(job_input["env"]) <= set(manifest["run"]["env"]):
         raise JobRefused("variables that were not approved by name")
-    bounds = unpack.Bounds(limits.MAX_MEMBERS, limits.MAX_MEMBER, limits.MAX_UNPACKED, limits.MAX_PATH)
+    if any(name.startswith("RUNPOD_") for name in job_input["env"]):
+        raise JobRefused("variables of RUNPOD_* never reach the tests")
+    if not set(job_input["session"]) >= SESSION_KEYS:
+        raise JobRefused(f"the session lacks {', '.join(sorted(SESSION_KEYS - set(job_input['session'])))}")
     try:
         blob = base64.b64decode(job_input["archive"], validate=True)
     except binascii.Error as damage:
         raise JobRefused(f"the archive is not base64: {damage}") from damage
-    members = unpack.read_archive(blob, bounds)
+    members = unpack.read_archive(blob, ARCHIVE)
     listed = {entry["path"]: (entry["sha256"], entry["size"], entry["mode"] == "0755") for entry in manifest["files"]}
     found = {one.path: (hashlib.sha256(one.data).hexdigest(), len(one.data), one.executable) for one in members}
     if listed != found:
@@ -135,17 +144,16 @@ class Job:
         self.env = environment.tests_env(places, session, passed, report.device)
         self.run_spec: Mapping[str, Any] = manifest["run"]
         self.report.total = len(session["ids"])
-        self.executed: dict[str, bytes] = {}
 
     async def run(self, members: tuple[unpack.Member, ...]) -> dict[str, Any]:
         """Every step in order; the first that the rest depends on ends the run, and what is there goes back."""
-        self._unpack(members)
         lines = pytest_run.Lines(self.places.out / "reports.jsonl")
         try:
-            plugins = await self._make_environment()
-            await self._facts(plugins)
+            self._unpack(members)
+            tests = await self._make_environment()
+            await self._facts(tests)
             await self._prove()
-            lines = await self._test(plugins)
+            await self._test(tests, lines)
             await self._run_commands()
         except StepFailed as failed:
             self.report.error = str(failed).replace("\n", " | ")[:1500]
@@ -162,12 +170,9 @@ class Job:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(member.data)
             target.chmod(0o755 if member.executable else 0o644)
-        self.notebooks = {one.path: one.data for one in members if one.path.endswith(".ipynb")}
 
     async def _make_environment(self) -> environment.TestEnvironment:
-        tests = environment.TestEnvironment(
-            self.places, self.session, list(self.run_spec["requirements"]), self._left()
-        )
+        tests = environment.TestEnvironment(self.places, self.session, list(self.run_spec["requirements"]), self._left)
         with self._step("environment") as step:
             await tests.make()
             step.detail = f"installed {', '.join(tests.installed)}" if tests.installed else ""
@@ -214,23 +219,20 @@ class Job:
             with self._step("cuda_proof") as step:
                 script = Path(__file__).parent / "cuda_proof.py"
                 command = [str(self.places.python), str(script), self.report.nonce, str(self.run_spec["gpu"])]
-                done = await processes.run(
-                    command, log=self.places.log("cuda_proof"), env=self.env, cwd=self.places.base, limit_s=self._left()
-                )
+                log = self.places.log("cuda_proof")
+                done = await processes.run(command, log=log, env=self.env, cwd=self.places.base, limit_s=self._left())
                 step.exit = done.exit
-                with contextlib.suppress(ValueError, IndexError):
-                    self.report.proof = json.loads(done.output.strip().splitlines()[-1])
-                if self.report.proof.get("cuda_executed") is not True:
+                self.report.proof = proof_in(done.output, self.report.nonce)
+                if done.exit != 0 or self.report.proof["cuda_executed"] is not True:
                     raise StepFailed("cuda_proof", done.exit, str(self.report.proof.get("error") or done.output))
-        self._save("proof.json", self.report.proof)
 
-    async def _test(self, tests: environment.TestEnvironment) -> pytest_run.Lines:
+    async def _test(self, tests: environment.TestEnvironment, lines: pytest_run.Lines) -> None:
         bounds = pytest_run.Bounds(
             deadline=self.deadline - PACKING_S,
             grace_s=self.bounds["exit_grace_s"],
             restarts=int(self.bounds["pytest_restarts"]),
         )
-        run = pytest_run.PytestRun(self.places, self.session, tests.found["pytest11"], self.env, bounds)
+        run = pytest_run.PytestRun(self.places, self.session, tests.found["pytest11"], self.env, bounds, lines)
         window = Window(self.report, self.publish)
         with self._step("pytest") as step:
             outcome = await run.run(window.update)
@@ -239,7 +241,6 @@ class Job:
                 step.status = "deadline"
             elif outcome.exit != 0 or outcome.notes:
                 step.status = "failed"
-        return run.lines
 
     async def _run_commands(self) -> None:
         for name in self.run_spec["run_commands"]:
@@ -266,14 +267,9 @@ class Job:
         out = self.places.out
         (out / "reports.jsonl").write_bytes(b"".join(text + b"\n" for text in lines.texts))
         (out / "junit.xml").write_bytes(results.junit_xml(cases, socket.gethostname()))
-        for path, before in self.notebooks.items():
-            after = (self.places.root / path).read_bytes() if (self.places.root / path).is_file() else before
-            if after != before:
-                target = out / "notebooks" / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(after)
+        self._save("proof.json", self.report.proof)
         self._save("steps.json", [vars(step) for step in self.report.steps])
-        packed = results.pack(out, int(self.bounds["max_result"]), int(self.bounds["max_member"]))
+        packed = results.pack(out, int(self.bounds["max_result"]), ARCHIVE)
         if packed.blob is None:
             self.report.error = (
                 f"the outcomes alone are larger than {self.bounds['max_result']} bytes; only their summary came back"
@@ -304,7 +300,8 @@ class Job:
         try:
             yield step
         except StepFailed as failed:
-            step.status, step.exit, step.detail = "failed", failed.exit_status, str(failed)[-1500:]
+            step.status = "failed" if failed.exit_status is not None else "deadline"
+            step.exit, step.detail = failed.exit_status, str(failed)[-1500:]
             raise
         finally:
             step.seconds = round(time.monotonic() - began, 3)
@@ -351,8 +348,8 @@ def head(report: Report, kind: str) -> dict[str, Any]:
 
 
 def output_of(report: Report, packed: results.Packed, summary: Mapping[str, int]) -> dict[str, Any]:
-    """The job's output, checked to be JSON that any reader takes."""
-    output = {
+    """The job's output: JSON that any reader takes. The SDK writes it as UTF-8, so half a surrogate would lose the job."""
+    output: dict[str, Any] = {
         **head(report, "result"),
         "payload_sha256": report.payload_sha256,
         "device": report.device,
@@ -363,5 +360,16 @@ def output_of(report: Report, packed: results.Packed, summary: Mapping[str, int]
     }
     if report.error:
         output["error"] = report.error
-    json.dumps(output, allow_nan=False)
-    return output
+    text = json.dumps(output, ensure_ascii=False, allow_nan=False)
+    checked_output: dict[str, Any] = json.loads(text.encode("utf-8", "replace"))
+    return checked_output
+
+
+def proof_in(output: str, nonce: str) -> dict[str, Any]:
+    """Find the proof among what its process has said: the line of this nonce; without one nothing was proved."""
+    for line in reversed(output.splitlines()):
+        with contextlib.suppress(ValueError):
+            proof = json.loads(line)
+            if isinstance(proof, dict) and proof.get("nonce") == nonce and "cuda_executed" in proof:
+                return proof
+    return {"device": "cuda", "cuda_executed": False, "nonce": nonce, "error": None}

@@ -48,6 +48,8 @@ def main() -> None:
     answer = {
         "unsatisfied": [line for line in [*wanted["pins"], *wanted["requirements"]] if not satisfied(line)],
         "torch": torch_identity(),
+        "pip": importlib.util.find_spec("pip") is not None,
+        "ipykernel": installed("ipykernel") is not None,
         "python": platform.python_version(),
         "pytest11": sorted({point.name for point in importlib.metadata.entry_points(group="pytest11")}),
     }

@@ -64,6 +64,16 @@ async def end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
+def end_all_of(folder: Path) -> None:
+    """Kill every process whose environment names *folder*: also one that has left its group and its parent (a daemon)."""
+    needle = os.fsencode(folder)
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(environ.parent.name)
+            if pid != os.getpid() and needle in environ.read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below *pid*, from /proc; none where there is no /proc."""
     children: dict[int, list[int]] = {}

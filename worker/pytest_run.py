@@ -46,6 +46,7 @@ class Lines:
         self.finished: set[Key] = set()
         self.open: dict[Key, None] = {}
         self.ended: int | None = None
+        self.failures = 0  # as pytest counts them for --maxfail; a death is one more
         self._rest = b""
         self._offset = 0
 
@@ -75,6 +76,8 @@ class Lines:
             return  # torn by the death of its writer; the test that it spoke of is reported as such
         self.texts.append(text)
         kind = line.get("kind")
+        if kind == "died" or (kind == "report" and _is_failure(line["report"])):
+            self.failures += 1
         if kind in ("start", "finish", "died") and line.get("id") is not None:
             key = (line["id"], line["n"])
             if kind == "start":
@@ -90,29 +93,38 @@ class PytestRun:
     """Runs the selected items to the end, whatever they do to their process."""
 
     def __init__(
-        self, places: Places, session: Mapping[str, Any], plugins: list[str], env: Mapping[str, str], bounds: Bounds
-    ) -> None:
+        self, places: Places, session: Mapping[str, Any], plugins: list[str], env: Mapping[str, str], bounds: Bounds,
+        lines: Lines,
+    ) -> None:  # fmt: skip
         self.places, self.session, self.env, self.bounds = places, session, env, bounds
         self.blocked = [name for name in plugins if name not in session["plugins"]]
-        self.lines = Lines(places.out / "reports.jsonl")
+        self.lines = lines
         self.keys = keys_of(session["ids"])
         self.outcome = Outcome()
 
     async def run(self, watch: Callable[[Lines], None]) -> Outcome:
         """Run, and restart for what is left after a death. *watch* is called whenever new lines are there."""
         for attempt in range(self.bounds.restarts + 1):
-            left = [key for key in self.keys if key not in self.lines.finished]
+            left = self._left()
             status = await self._one_process(left, attempt, watch)
             if self.lines.ended is not None:
                 self.outcome.exit = self.lines.ended
                 self._note_late_death(status)
                 break
-            if not self._bury(status, left) or self.outcome.deadline:
-                break
-            if self.session["maxfail"]:
+            self._bury(status, left)
+            still_left = self._left()
+            if self.outcome.deadline or self._failures_left() == 0 or not 0 < len(still_left) < len(left):
                 break
         watch(self.lines)
         return self.outcome
+
+    def _left(self) -> list[Key]:
+        return [key for key in self.keys if key not in self.lines.finished]
+
+    def _failures_left(self) -> int | None:
+        """How many more tests may fail; None if `maxfail` sets no bound."""
+        maxfail = int(self.session["maxfail"])
+        return max(0, maxfail - self.lines.failures) if maxfail else None
 
     async def _one_process(self, left: list[Key], attempt: int, watch: Callable[[Lines], None]) -> int | None:
         """Returns its exit status; None if it had to be ended."""
@@ -134,34 +146,45 @@ class PytestRun:
 
     async def _wait(self, process: asyncio.subprocess.Process, watch: Callable[[Lines], None]) -> int | None:
         end_seen = None
-        while True:
-            try:
-                return await asyncio.wait_for(asyncio.shield(process.wait()), TICK_S)
-            except asyncio.TimeoutError:
-                if self.lines.read():
-                    watch(self.lines)
-            now = time.monotonic()
-            if self.lines.ended is not None:
-                end_seen = end_seen or now
-                if now - end_seen > self.bounds.grace_s:
+        waiter = asyncio.ensure_future(process.wait())
+        try:
+            while True:
+                await asyncio.wait({waiter}, timeout=TICK_S)
+                self.lines.read()
+                watch(
+                    self.lines
+                )  # also without anything new: what came too soon after the last update is still to be told
+                if waiter.done():
+                    return waiter.result()
+                now = time.monotonic()
+                if self.lines.ended is not None:
+                    end_seen = end_seen or now
+                    if now - end_seen > self.bounds.grace_s:
+                        return None
+                elif now > self.bounds.deadline:
+                    self.outcome.deadline = True
                     return None
-            elif now > self.bounds.deadline:
-                self.outcome.deadline = True
-                return None
+        finally:
+            waiter.cancel()
 
     def _control(self, left: list[Key]) -> dict[str, Any]:
         root = self.places.root
         session = self.session
         args = [*session["args"], f"--rootdir={root}", "-o", "addopts=", "-p", "pytest_runpod_session"]
-        args += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
+        args.append("--continue-on-collection-errors")
+        if not any(word.endswith("no:cacheprovider") for word in args):  # it knows the ini key only where it is active
+            args += ["-o", f"cache_dir={self.places.base / 'cache'}"]
+        if (failures_left := self._failures_left()) is not None:
+            args.append(f"--maxfail={failures_left}")
         args += [word for name in self.blocked for word in ("-p", f"no:{name}")]
         if "--nbmake" in args:
-            args.append("--overwrite")  # onto the copy that was unpacked here: that is how executed notebooks come back
+            args.append("--overwrite")  # the session plugin takes the executed copy and puts the source back
         if session["inifile"]:
             args += ["-c", str(root / session["inifile"])]
         return {
             "keys": left,
-            "before": [key for key in self.keys if key not in left],
+            "before": [key for key in self.keys if key in self.lines.finished],
+            "notebooks": str(self.places.out / "notebooks"),
             "lines": str(self.lines.path),
             "root": str(root),
             "site": self.places.image_folders,
@@ -177,17 +200,23 @@ class PytestRun:
                 f"pytest had finished with status {self.lines.ended}, then its process ended by {processes.cause_of(status)}"
             )
 
-    def _bury(self, status: int | None, left: list[Key]) -> bool:
-        """Write down how the process died, for the test that it was running. Returns whether a fresh one may help."""
+    def _bury(self, status: int | None, left: list[Key]) -> None:
+        """Write down how the process died, for the test that it was running (several under xdist)."""
         cause = "deadline" if self.outcome.deadline else processes.cause_of(0 if status is None else status)
-        open_now = [key for key in self.lines.open if key in left]
+        unfinished = set(left)
+        open_now = [key for key in self.lines.open if key in unfinished]
         for nodeid, number in open_now:
             self.lines.append(kind="died", id=nodeid, n=number, cause=cause, exit=status)
         if not open_now:
             self.lines.append(kind="died", id=None, n=None, cause=cause, exit=status)
         self.outcome.exit = status
         self.outcome.notes.append(f"the process that ran the tests ended in the middle of it: {cause}")
-        return bool(open_now)
+
+
+def _is_failure(report: Mapping[str, Any]) -> bool:
+    return (
+        report.get("outcome") == "failed" and "wasxfail" not in report and report.get("$report_type") != "CollectReport"
+    )
 
 
 def keys_of(ids: list[str]) -> list[Key]:

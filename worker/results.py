@@ -9,6 +9,7 @@ import io
 import json
 import re
 import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,8 +17,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import unpack
+
 OUTCOMES = ("reports.jsonl", "junit.xml")  # without these there is no result
 NOT_XML = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+LEFT_OUT_NAMED = 500  # names in the output; of more, only their number
 Key = tuple[str, int]
 
 
@@ -92,37 +96,76 @@ class Packed:
 
     def fields(self) -> dict[str, Any]:
         blob = self.blob or b""
+        named, rest = self.left_out[:LEFT_OUT_NAMED], self.left_out[LEFT_OUT_NAMED:]
+        if rest:
+            named = [*named, {"path": f"and {len(rest)} more", "size": sum(entry["size"] for entry in rest)}]
         return {
             "archive": base64.b64encode(blob).decode("ascii"),
             "archive_sha256": hashlib.sha256(blob).hexdigest(),
             "archive_size": len(blob),
-            "left_out": self.left_out,
+            "left_out": named,
         }
 
 
-def pack(folder: Path, limit: int, member_limit: int) -> Packed:
-    """Pack what lies in *folder*; above *limit* bytes leave out artifacts, then notebooks, then logs, the largest first."""
-    files = {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
+def pack(folder: Path, limit: int, bounds: unpack.Bounds) -> Packed:
+    """Pack what lies in *folder*; above *limit* bytes leave out artifacts, then notebooks, then logs, the largest first.
+
+    What the reader's *bounds* would refuse is left out too: tests may write anything as an artifact, and one odd name
+    must not cost the outcomes.
+    """
+    found = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_symlink() or path.is_file()
     }
-    left_out = [_left(name, files.pop(name)) for name in sorted(files) if files[name].stat().st_size > member_limit]
+    files, left_out = _acceptable(found, bounds)
     while True:
         blob = archive(files)
         if len(blob) <= limit:
             return Packed(blob, left_out)
-        expendable = sorted(files, key=lambda name: (_worth(name), -files[name].stat().st_size))
         excess = len(blob) - limit
-        dropped = [name for name in expendable if _worth(name) < 4]
+        dropped = [name for name in sorted(files, key=lambda name: _by_worth(name, files)) if _worth(name) < 4]
         if not dropped:
             return Packed(None, left_out)
         for name in dropped:
-            size = files[name].stat().st_size
+            excess -= len(zlib.compress(files[name].read_bytes(), 1))
             left_out.append(_left(name, files.pop(name)))
-            excess -= size
             if excess <= 0:
                 break
+
+
+def _acceptable(found: dict[str, Path], bounds: unpack.Bounds) -> tuple[dict[str, Path], list[dict[str, Any]]]:
+    """Split what was found into what the reader takes, most worth first, and what it would refuse the archive for."""
+    files: dict[str, Path] = {}
+    refused: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    folders: set[str] = set()
+    total = 0
+    for name in sorted(found, key=lambda name: (-_worth(name), name)):
+        path = found[name]
+        size = path.lstat().st_size
+        fits = len(files) < bounds.members and size <= bounds.member and total + size <= bounds.total
+        folded = unpack._folded(name)  # the reader's own rule: one file, in the eyes of some file system
+        parents = {folded[:at] for at in range(len(folded)) if folded[at] == "/"}
+        twin = folded in taken or folded in folders or bool(parents & taken)
+        if path.is_symlink() or not fits or twin or not _portable(name, bounds):
+            refused.append(_left(name, path))
+            continue
+        taken.add(folded)
+        folders |= parents
+        files[name] = path
+        total += size
+    return files, refused
+
+
+def _portable(name: str, bounds: unpack.Bounds) -> bool:
+    try:
+        unpack._checked_path(tarfile.TarInfo(name), bounds)
+    except unpack.ArchiveRefused:
+        return False
+    return True
+
+
+def _by_worth(name: str, files: dict[str, Path]) -> tuple[int, int, str]:
+    return _worth(name), -files[name].stat().st_size, name
 
 
 def archive(files: dict[str, Path]) -> bytes:
@@ -144,7 +187,7 @@ def _worth(name: str) -> int:
 
 
 def _left(name: str, path: Path) -> dict[str, Any]:
-    return {"path": name, "size": path.stat().st_size}
+    return {"path": name, "size": path.lstat().st_size}
 
 
 def _testcase(case: Case) -> ET.Element:
@@ -158,6 +201,7 @@ def _testcase(case: Case) -> ET.Element:
         ("runpod.n", str(number)),
         ("runpod.finished", str(case.finished).lower()),
     ]
+    facts += [("runpod.host", json.dumps(case.lines[0]["host"]))] if case.lines else []
     facts += [("runpod.report", json.dumps(line, separators=(",", ":"))) for line in case.lines]
     facts += [("runpod.died", json.dumps(case.died))] if case.died else []
     for key, value in facts:
@@ -172,12 +216,12 @@ def _add_results(element: ET.Element, case: Case) -> None:
         ET.SubElement(element, "error", message=_text(str(case.died.get("cause"))))
     for line in case.lines:
         report = line["report"]
-        text = _long_text(report.get("longrepr"))
-        if report["outcome"] == "failed":
+        message, text = _long_text(report.get("longrepr"))
+        if report.get("outcome") == "failed":
             tag = "failure" if report.get("when") == "call" else "error"
-            ET.SubElement(element, tag, message=_text(text.split("\n", 1)[0][:200])).text = _text(text)
-        elif report["outcome"] == "skipped":
-            ET.SubElement(element, "skipped", message=_text(text[:200]))
+            ET.SubElement(element, tag, message=_text(message.split("\n", 1)[0][:200])).text = _text(text)
+        elif report.get("outcome") == "skipped":
+            ET.SubElement(element, "skipped", message=_text(message[:200]))
     sections = case.lines[-1]["report"].get("sections") or [] if case.lines else []
     for stream in ("out", "err"):
         captured = "\n".join(str(content) for title, content in sections if f"std{stream}" in title)
@@ -185,13 +229,23 @@ def _add_results(element: ET.Element, case: Case) -> None:
             ET.SubElement(element, f"system-{stream}").text = _text(captured)
 
 
-def _long_text(longrepr: Any) -> str:
+def _long_text(longrepr: Any) -> tuple[str, str]:
+    """Message and whole text of a failure."""
     if isinstance(longrepr, dict):
         crash = longrepr.get("reprcrash") or {}
-        return str(crash.get("message") or "")
-    if isinstance(longrepr, list):
-        return str(longrepr[-1])
-    return str(longrepr or "")
+        links = [link[0] for link in longrepr.get("chain") or []] or [longrepr.get("reprtraceback") or {}]
+        entries = [entry.get("data") or {} for link in links for entry in (link or {}).get("reprentries") or []]
+        text = "\n\n".join(
+            "\n".join([*map(str, entry.get("lines") or []), _place(entry)]).rstrip() for entry in entries
+        )
+        return str(crash.get("message") or ""), text
+    text = str(longrepr[-1]) if isinstance(longrepr, list) else str(longrepr or "")
+    return text, text
+
+
+def _place(entry: dict[str, Any]) -> str:
+    place = entry.get("reprfileloc") or {}
+    return f"{place.get('path')}:{place.get('lineno')}: {place.get('message')}" if place else ""
 
 
 def _names(nodeid: str) -> tuple[str, str]:

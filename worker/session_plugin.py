@@ -6,12 +6,14 @@ Selects what the client selected, in its order, and appends what happens to the 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import site
 import socket
 import sys
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ import pytest
 CONTROL_VARIABLE = "PYTEST_RUNPOD_CONTROL"
 INI_KEYS = (
     "provider", "device", "gpu", "image", "workers", "budget", "budget_total", "approved_sha", "accuracy", "state", "ledger",
-    "receipt", "output",
+    "receipt", "output", "collect", "against", "restarts",
 )  # fmt: skip
 INI_LISTS = ("include", "exclude", "requirements", "env", "commands")
+XDIST_CRASH = "???"  # the phase that xdist gives to its report of a worker process that died
+MOST_NESTED = 60
 CONTROL_PATH = os.environ.pop(CONTROL_VARIABLE, "")  # not for the tests, and not for a pytest that they start
 
 
@@ -40,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if path:
         control = json.loads(Path(path).read_text(encoding="ascii"))
         config.pluginmanager.register(Selection(control), "runpod-selection")
+        config.pluginmanager.register(Notebooks(control), "runpod-notebooks")
         if workerinput is None:
             config.pluginmanager.register(ReportLog(config, control, path), "runpod-report-log")
 
@@ -85,6 +90,32 @@ class Selection:
             config.hook.pytest_deselected(items=rest)
 
 
+class Notebooks:
+    """Takes each executed notebook away and puts its source back: later tests find what was sent."""
+
+    def __init__(self, control: dict[str, Any]) -> None:
+        self.root, self.folder = Path(control["root"]), Path(control["notebooks"])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        path = item.path
+        if path.suffix != ".ipynb" or not path.is_relative_to(self.root) or not path.is_file():
+            return (yield)
+        source = path.read_bytes()
+        try:
+            return (yield)
+        finally:
+            self._keep(path, source)
+
+    def _keep(self, path: Path, source: bytes) -> None:
+        executed = path.read_bytes() if path.is_file() else source
+        if executed != source:
+            target = self.folder / path.relative_to(self.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(executed)
+            path.write_bytes(source)
+
+
 class ReportLog:
     """Appends report lines; in a session with xdist only the controller does."""
 
@@ -113,13 +144,13 @@ class ReportLog:
 
     def write(self, kind: str, **content: Any) -> None:
         if os.getpid() == self.pid:  # a test that forks must not write for its parent
-            self.file.write(json.dumps({"kind": kind, **content}, default=repr) + "\n")
+            self.file.write(line_of({"kind": kind, **content}) + "\n")
             self.file.flush()
 
     # --- collection
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
+        if report.failed and not any(report.nodeid == error["nodeid"] for error in self.errors):
             self.errors.append({"nodeid": report.nodeid, "longrepr": str(report.longrepr)})
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -137,7 +168,9 @@ class ReportLog:
     def collected(self, nodeids: list[str]) -> None:
         found: Counter[str] = Counter(client_id(nodeid, self.keys) for nodeid in nodeids)
         missing = [nodeid for nodeid, number in sorted(self.keys) if number > found[nodeid] + self.started[nodeid]]
-        self.write("collected", ids=len(nodeids), missing=missing, errors=self.errors)
+        self.write(
+            "collected", ids=[client_id(nodeid, self.keys) for nodeid in nodeids], missing=missing, errors=self.errors
+        )
 
     # --- tests
 
@@ -150,13 +183,20 @@ class ReportLog:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         key = client_id(report.nodeid, self.keys)
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        if data is None:  # a plugin's own kind of report, which nobody serialises
+            return
         data["nodeid"] = key
+        data.pop(
+            "node", None
+        )  # xdist's handle of the process; reporters take a report that has one for a live xdist session
         crash = getattr(report.longrepr, "reprcrash", None)
         if (
-            isinstance(data["longrepr"], str) and crash is not None
-        ):  # pytest keeps only the text of a plugin's own kind of failure
+            isinstance(data.get("longrepr"), str) and crash is not None
+        ):  # pytest keeps only the text of a plugin's own kind
             data["_runpod.crash"] = {"path": crash.path, "lineno": crash.lineno, "message": crash.message}
         self.write("report", id=key, n=self.running.get(key, 1), report=data, pid=self.pid, host=self.host)
+        if str(report.when) == XDIST_CRASH:  # xdist blames a test that ended its process, and says no more about it
+            self.pytest_runtest_logfinish(report.nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         key = client_id(nodeid, self.keys)
@@ -165,9 +205,13 @@ class ReportLog:
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
         self.write("warning", when=when, id=nodeid, location=location, message=serialized_warning(warning_message))
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self.write("end", exitstatus=int(exitstatus))
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """Outside of everybody else's: when `end` is written, summaries and reports of plugins are done too."""
+        try:
+            return (yield)
+        finally:
+            self.write("end", exitstatus=int(session.exitstatus))
 
 
 def client_id(nodeid: str, wanted: Any) -> str:
@@ -176,6 +220,28 @@ def client_id(nodeid: str, wanted: Any) -> str:
         return nodeid
     shorter = nodeid.rsplit("@", 1)[0]
     return shorter if (shorter, 1) in wanted else nodeid
+
+
+def line_of(content: dict[str, Any]) -> str:
+    """One line of ASCII JSON. What JSON cannot hold (a test may record anything as a property) is told by its `repr`."""
+    try:
+        return json.dumps(content, default=repr, allow_nan=False)
+    except Exception:  # noqa: BLE001 - keys, cycles, NaN, or whatever the `repr` of a user's object raises
+        return json.dumps(plain(content))
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """*value* of JSON's own types only."""
+    if isinstance(value, dict) and depth < MOST_NESTED:
+        return {key if isinstance(key, str) else repr(key): plain(part, depth + 1) for key, part in value.items()}
+    if isinstance(value, (list, tuple)) and depth < MOST_NESTED:
+        return [plain(part, depth + 1) for part in value]
+    if value is None or type(value) in (str, bool, int) or (type(value) is float and math.isfinite(value)):
+        return value
+    try:
+        return repr(value)
+    except Exception as broken:  # noqa: BLE001 - it is the user's object, and one of its tests may be about this
+        return f"<{type(value).__name__} whose repr raises {type(broken).__name__}>"
 
 
 def serialized_warning(warning: Any) -> dict[str, Any]:
