@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from pytest_runpod.core import limits
+from pytest_runpod.core.wire import endpoint_env
+from pytest_runpod.store.worker_files import worker_files
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,6 +25,11 @@ def test_the_limits_are_the_same_on_both_sides():
     shared = {name for name in vars(theirs) if name.isupper()}
     assert shared
     assert {name: getattr(limits, name) for name in shared} == {name: getattr(theirs, name) for name in shared}
+
+
+def test_the_worker_fits_into_the_environment_of_an_endpoint():
+    env = endpoint_env(worker_files(), "a" * 64, "cuda")
+    assert sum(len(name) + len(value) for name, value in env.items()) < limits.MAX_ENV
 
 
 def test_the_worker_and_the_package_never_import_each_other():
