@@ -110,6 +110,12 @@ class Output:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+def worker_path(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The worker's folder, first on `sys.path` while the test runs."""
     monkeypatch.syspath_prepend(str(WORKER))
+    return WORKER
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worker_path: Path) -> Bench:
     return Bench(monkeypatch, tmp_path)

@@ -296,3 +296,43 @@ def test_an_install_that_fails_is_an_infrastructure_error_with_its_words(bench):
     assert output.step("environment")["status"] == "failed"
     assert b"no_such_backend" in output.files["logs/build_needs.txt"]
     assert output.outcomes() == {}
+
+
+def test_the_death_of_the_last_test_starts_nothing_more(bench):
+    source = "import os\ndef test_before(): pass\ndef test_dies(): os._exit(7)\n"
+    ids = ["test_d.py::test_before", "test_d.py::test_dies"]
+    output = bench.run(bench.input({"test_d.py": source}, ids))
+    assert output.outcomes()[ids[1]][-1] == ("died", "exit status 7")
+    assert [line["kind"] for line in output.lines].count("session") == 1
+    assert output.step("pytest")["exit"] == 7
+
+
+@pytest.mark.parametrize(("maxfail", "ran"), [(1, 1), (2, 3), (3, 4)])
+def test_a_death_counts_for_maxfail_and_what_is_left_of_it_goes_to_the_next_process(bench, maxfail, ran):
+    source = "import os\ndef test_0(): os._exit(1)\ndef test_1(): pass\ndef test_2(): assert 0\ndef test_3(): pass\n"
+    ids = [f"test_m.py::test_{n}" for n in range(4)]
+    output = bench.run(bench.input({"test_m.py": source}, ids, args=[f"--maxfail={maxfail}"], maxfail=maxfail))
+    assert sorted(output.outcomes()) == ids[:ran]
+
+
+def test_a_finished_test_is_told_while_a_long_one_runs(bench):
+    source = "import time\ndef test_1(): pass\ndef test_2(): pass\ndef test_3(): time.sleep(3)\n"
+    ids = [f"test_p.py::test_{n}" for n in (1, 2, 3)]
+    bench.run(bench.input({"test_p.py": source}, ids))
+    assert any(update["step"] == "pytest" and update["done"] == 2 for update in bench.updates)
+
+
+def test_a_session_that_lacks_something_is_refused(bench):
+    value = bench.input({"test_f.py": "def test_f(): pass\n"}, ["test_f.py::test_f"])
+    del value["session"]["display_env"]
+    output = bench.run(value)
+    assert output.error == "refused, nothing was executed: the session lacks display_env"
+    assert output.value["schema"] == "pytest-runpod/1"
+
+
+def test_nothing_named_like_the_platforms_own_reaches_the_tests(bench):
+    files = {"test_f.py": "import os\ndef test_f(): assert not [n for n in os.environ if n.startswith('RUNPOD_')]\n"}
+    refused = bench.run(bench.input(files, ["test_f.py::test_f"], env={"RUNPOD_API_KEY": "x"}))
+    assert refused.error.startswith("refused")
+    dropped = bench.run(bench.input(files, ["test_f.py::test_f"], display_env={"RUNPOD_API_KEY": "x"}))
+    assert dropped.outcomes() == {"test_f.py::test_f": PASS}
