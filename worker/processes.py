@@ -55,11 +55,12 @@ async def start(
 
 async def end(process: asyncio.subprocess.Process) -> None:
     """Kill what is left of *process*, its group, and descendants that have made groups of their own (notebook kernels)."""
-    for pid in descendants(process.pid):
+    below = descendants(process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # at once: a shell whose child alone is killed goes on to its next command
+    for pid in below:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
     if process.returncode is None:
         await process.wait()
 
