@@ -57,7 +57,9 @@ async def end(process: asyncio.subprocess.Process) -> None:
     """Kill what is left of *process*, its group, and descendants that have made groups of their own (notebook kernels)."""
     below = descendants(process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # at once: a shell whose child alone is killed goes on to its next command
+        os.killpg(
+            process.pid, signal.SIGKILL
+        )  # at once: a shell whose child alone is killed goes on to its next command
     for pid in below:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
