@@ -73,6 +73,14 @@ def test_a_failed_install_ends_the_worker_with_the_installers_words(tmp_path):
     assert "SDK ready" not in done.stdout
 
 
+def test_without_uv_and_without_an_index_the_worker_ends_and_says_what_it_tried(tmp_path):
+    done = start(tmp_path, uv=None, PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert done.returncode == 1
+    assert "the SDK could not be installed" in done.stderr
+    assert "--require-hashes" in done.stderr
+    assert "SDK ready" not in done.stdout
+
+
 def test_an_install_that_takes_too_long_ends_the_worker(tmp_path):
     limits = (WORKER / "limits.py").read_text().replace("SDK_INSTALL_S = 120", "SDK_INSTALL_S = 1")
     done = start(tmp_path, uv="#!/bin/sh\nexec sleep 600\n", files={"limits.py": limits})
