@@ -108,7 +108,7 @@ class PytestRun:
             left = self._left()
             status = await self._one_process(left, attempt, watch)
             if self.lines.ended is not None:
-                self.outcome.exit = self.lines.ended
+                self.outcome.exit = self.lines.ended or int(attempt > 0)  # a test has failed if it took a restart
                 self._note_late_death(status)
                 break
             self._bury(status, left)

@@ -307,6 +307,14 @@ def test_the_death_of_the_last_test_starts_nothing_more(bench):
     assert output.step("pytest")["exit"] == 7
 
 
+def test_a_fresh_process_that_passes_does_not_make_a_death_look_green(bench):
+    source = "import os\ndef test_dies(): os._exit(0)\ndef test_after(): pass\n"
+    ids = ["test_d.py::test_dies", "test_d.py::test_after"]
+    output = bench.run(bench.input({"test_d.py": source}, ids))
+    assert output.outcomes()[ids[1]] == PASS
+    assert (output.step("pytest")["status"], output.step("pytest")["exit"]) == ("failed", 1)
+
+
 @pytest.mark.parametrize(("maxfail", "ran"), [(1, 1), (2, 3), (3, 4)])
 def test_a_death_counts_for_maxfail_and_what_is_left_of_it_goes_to_the_next_process(bench, maxfail, ran):
     source = "import os\ndef test_0(): os._exit(1)\ndef test_1(): pass\ndef test_2(): assert 0\ndef test_3(): pass\n"
