@@ -23,6 +23,7 @@ CARDS: Final = (
     ("NVIDIA A100-SXM4-80GB", "A100 SXM", "AMPERE_80", 80),
     ("NVIDIA H100 80GB HBM3", "H100 SXM", "ADA_80_PRO", 80),
     ("NVIDIA H200", "H200 SXM", "HOPPER_141", 141),
+    ("NVIDIA B200", "B200", "BLACKWELL_180", 180),
 )
 # US dollars per GPU hour, from the price per second.
 PRICES: Final = {
@@ -33,7 +34,9 @@ PRICES: Final = {
     "ADA_48_PRO": 1.908,
     "AMPERE_80": 2.736,
     "ADA_80_PRO": 4.176,
+    "BLACKWELL_96": 3.996,  # its cards are named by no page in the catalog's spelling
     "HOPPER_141": 5.58,
+    "BLACKWELL_180": 8.64,
 }
 
 

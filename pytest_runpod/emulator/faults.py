@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,16 @@ class Faults:
     throttled: bool = False  # no worker ever starts: hosts are full
     never_ready: bool = False  # workers start and never take a job
     crash_loop: bool = False  # workers end as they start
+    cold_start_s: float = 0.0  # so long a worker is initialising before its command starts
     late_progress: bool = False  # an update after the result turns the job back to IN_PROGRESS
     lose_result: bool = False  # a result is accepted and forgotten: COMPLETED without output
+    double_execution: bool = False  # the first result never arrives: the job is dispatched again, `retries` is 1
+    ping_lost_s: float | None = None  # a worker counts as lost so long after its last ping, instead of after 40 s
     price_factor: float = 1.0
     quota_used: int = 0
     foreign_endpoints: int = 0
     billing_lag_s: float = 0.0
-    paused_s: float = 0.0  # so long after the create `/run` answers 409
+    paused_s: float = 0.0  # so long after the create, and after workers.max was 0, `/run` answers 409
     propagation_s: float = 0.0  # so long after the create the job API answers 404
     timeout_is_failed: bool = False  # execution timeout ends in FAILED instead of TIMED_OUT
     stored_workers_max: int | None = None  # what the account stores instead of what was asked for
@@ -59,12 +63,29 @@ class Faults:
         return cls.from_value(json.loads(path.read_text(encoding="utf-8")))
 
     @classmethod
-    def from_value(cls, value: dict[str, Any]) -> Faults:
-        unknown = set(value) - {item.name for item in fields(cls)}
-        if unknown:
-            raise ValueError(f"unknown faults: {', '.join(sorted(unknown))}")
-        rules = tuple(Rule(**rule) for rule in value.get("rules", ()))
-        wrong = {rule.kind for rule in rules} - KINDS
-        if wrong:
-            raise ValueError(f"unknown kinds of fault: {', '.join(sorted(wrong))}")
+    def from_value(cls, value: Mapping[str, Any]) -> Faults:
+        """Make faults of decoded JSON. Raises: ValueError: a name or kind that is not known, a rule that cannot fit."""
+        _known(cls, value, "faults")
+        rules = tuple(_rule(rule) for rule in value.get("rules", ()))
         return cls(**{**value, "rules": rules})
+
+
+def _rule(value: Mapping[str, Any]) -> Rule:
+    _known(Rule, value, "fields of a rule")
+    rule = Rule(**{"kind": "", **value})
+    if rule.kind not in KINDS:
+        raise ValueError(f"unknown kind of fault: {rule.kind!r}; there are {', '.join(sorted(KINDS))}")
+    for pattern in (rule.method, rule.path):
+        try:
+            re.compile(pattern)
+        except re.error as slip:
+            raise ValueError(f"no regular expression: {pattern!r}: {slip}") from slip
+    return rule
+
+
+def _known(kind: type[Faults] | type[Rule], value: Any, what: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must be an object")
+    unknown = set(value) - {item.name for item in fields(kind)}
+    if unknown:
+        raise ValueError(f"unknown {what}: {', '.join(sorted(unknown))}")

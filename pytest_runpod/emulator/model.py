@@ -5,95 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any, Final
 
+from pytest_runpod.emulator.billing import Query, Span, bill, iso
 from pytest_runpod.emulator.catalog import PRICES, gpu_types
 from pytest_runpod.emulator.faults import Faults
-from pytest_runpod.emulator.validation import ApiError, checked_create, checked_gpu, checked_policy, checked_workers
+from pytest_runpod.emulator.records import RETENTION_S, SYNC_RETENTION_S, EndpointRecord, JobRecord, WorkerRecord
+from pytest_runpod.emulator.validation import ApiError, checked_create, checked_patch, checked_policy, checked_quota
 
 PING_LOST_S: Final = 40.0  # a job that no ping names for so long is dispatched again, once
-RETENTION_S: Final = 1800.0  # results of /run. Source: the provider's job states page
-SYNC_RETENTION_S: Final = 60.0
 MAX_RESULT: Final = 10_000_000  # what job-done takes; larger ones were seen to be refused with 400
 RETRIES: Final = 1
 WORKER_STATES: Final = ("running", "idle", "initializing", "throttled", "unhealthy")
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMED_OUT"})
-
-
-@dataclass
-class JobRecord:
-    """One job. Times are seconds of the account's clock."""
-
-    id: str
-    input: Any
-    timeout_s: float
-    ttl_s: float
-    created: float
-    status: str = "IN_QUEUE"
-    queued: float = 0.0
-    started: float | None = None
-    finished: float | None = None
-    seen: float | None = None  # when a ping last named it
-    worker: str | None = None
-    output: Any = None
-    has_output: bool = False
-    error: str | None = None
-    retries: int = 0
-    retention_s: float = RETENTION_S
-
-    def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = {"id": self.id, "status": self.status}
-        if self.started is not None:
-            value["delayTime"] = int((self.started - self.created) * 1000)
-            value["workerId"] = self.worker
-        if self.started is not None and self.finished is not None and self.status != "CANCELLED":
-            value["executionTime"] = int((self.finished - self.started) * 1000)
-        if self.has_output:
-            value["output"] = self.output
-        if self.error is not None:
-            value["error"] = self.error
-        if self.retries:
-            value["retries"] = self.retries
-        return value
-
-
-@dataclass
-class WorkerRecord:
-    """One worker as the account sees it. *state* as in the workers list."""
-
-    id: str
-    started: float
-    state: str = "INITIALIZING"
-    job: str | None = None
-    idle_since: float | None = None
-    stopping: bool = False
-    ended: float | None = None
-
-
-@dataclass
-class EndpointRecord:
-    """One endpoint: its settings, its queue, its workers, and counters over its lifetime."""
-
-    id: str
-    settings: dict[str, Any]
-    created: float
-    worker_key: str
-    foreign: bool = False
-    jobs: dict[str, JobRecord] = field(default_factory=dict)
-    queue: list[str] = field(default_factory=list)
-    workers: dict[str, WorkerRecord] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    to_stop: dict[str, set[str]] = field(default_factory=dict)  # worker -> job ids it shall stop
-    unhealthy: int = 0
-    dispatched: int = 0
-
-    @property
-    def max_workers(self) -> int:
-        return int(self.settings["workers"]["max"])
-
-    def live(self) -> list[WorkerRecord]:
-        return [worker for worker in self.workers.values() if worker.ended is None]
+PROMPT: Final = frozenset({"workers", "scaling", "timeout", "name"})  # every other change makes a release
+PASSED_ON: Final = ("webhook", "s3Config")  # of a job's body; the worker sees them
+__all__ = ["FINAL", "MAX_RESULT", "PING_LOST_S", "RETENTION_S", "Account", "ApiError"]
 
 
 @dataclass
@@ -107,8 +34,8 @@ class Account:
     standby: bool = True  # a fresh endpoint shows one idle worker, although workers.min is 0
     changed: Callable[[], None] = lambda: None
     endpoints: dict[str, EndpointRecord] = field(default_factory=dict)
-    templates: dict[str, dict[str, Any]] = field(default_factory=dict)
-    spans: list[tuple[str, float, float, float]] = field(default_factory=list)  # endpoint, begin, end, dollars per hour
+    templates: dict[str, dict[str, Any]] = field(default_factory=dict)  # bound ones, by endpoint: hidden from the list
+    spans: list[Span] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for number in range(self.faults.foreign_endpoints):
@@ -125,11 +52,11 @@ class Account:
     # --- management
 
     def create(self, body: Any) -> dict[str, Any]:
-        used = self.faults.quota_used + sum(endpoint.max_workers for endpoint in self.endpoints.values())
-        settings = checked_create(body, used)
+        settings = checked_create(body, self._quota_used())
         if self.faults.stored_workers_max is not None:
             settings["workers"]["max"] = self.faults.stored_workers_max
-        endpoint = EndpointRecord(self.token()[:14], settings, self.now(), self.token())
+        now = self.now()
+        endpoint = EndpointRecord(self.token()[:14], settings, now, self.token(), raised=now, releases=[now])
         self.endpoints[endpoint.id] = endpoint
         self.templates[endpoint.id] = {"id": f"t{endpoint.id}", "image": settings["image"]}
         self.changed()
@@ -142,21 +69,16 @@ class Account:
         return self.described(self.endpoint(endpoint_id))
 
     def patch(self, endpoint_id: str, body: Any) -> dict[str, Any]:
+        """Change what *body* names. Workers, scaling, timeout and name act at once; the rest as workers are replaced."""
         endpoint = self.endpoint(endpoint_id)
-        if not isinstance(body, dict):
-            raise ApiError(422, "request body must be an object")
-        settings = dict(endpoint.settings)
-        for name, value in body.items():
-            if name == "workers":
-                settings["workers"] = checked_workers(value, settings["scaling"], settings["workers"])
-            elif name == "gpu":
-                settings["gpu"] = checked_gpu({**value, "pools": value.get("pools", settings["gpu"]["pools"])})
-            elif name in ("env", "image", "args", "disk", "timeout", "flashboot", "name", "scaling"):
-                settings[name] = value
-            else:
-                raise ApiError(
-                    422, "request body has an error", [{"location": f"body.{name}", "message": "cannot be changed"}]
-                )
+        settings = checked_patch(endpoint.settings, body)
+        before, after = endpoint.max_workers, settings["workers"]["max"]
+        if after > before:
+            checked_quota(self._quota_used() - before, after)
+            if before == 0:
+                endpoint.raised = self.now()
+        if {name for name in settings if settings[name] != endpoint.settings.get(name)} - PROMPT:
+            endpoint.releases.append(self.now())
         endpoint.settings = settings
         self.changed()
         return self.described(endpoint)
@@ -173,6 +95,12 @@ class Account:
         del self.templates[endpoint_id]
         self.changed()
 
+    def delete_template(self, template_id: str) -> None:
+        """Refuse: this account has no templates but bound ones, and those go with their endpoint."""
+        if template_id in {template["id"] for template in self.templates.values()}:
+            raise ApiError(400, "template is bound to an endpoint")
+        raise ApiError(404, "resource not found")
+
     def endpoint(self, endpoint_id: str) -> EndpointRecord:
         if endpoint_id not in self.endpoints:
             raise ApiError(404, "resource not found")
@@ -187,8 +115,8 @@ class Account:
             "purgeQueue": f"{base}/purge-queue",
             "health": f"{base}/health",
         }
-        created = datetime.fromtimestamp(endpoint.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"id": endpoint.id, **endpoint.settings, "requestUrls": {**plain, **with_job}, "createdAt": created}
+        urls = {**plain, **with_job}
+        return {"id": endpoint.id, **endpoint.settings, "requestUrls": urls, "createdAt": iso(endpoint.created)}
 
     def workers_list(self, endpoint_id: str) -> dict[str, Any]:
         endpoint = self.endpoint(endpoint_id)
@@ -197,61 +125,62 @@ class Account:
         return {
             "workers": [
                 {
-                    "id": worker.id, "status": worker.state, "isStale": False, "version": 1, "gpuCount": 1,
-                    "image": endpoint.settings["image"], "uptimeSeconds": int(now - worker.started), "gpuTypeId": None,
-                    "dataCenterId": "EMU-1", "startedAt": None,
+                    "id": worker.id, "status": worker.state, "isStale": worker.version < endpoint.version,
+                    "version": worker.version, "gpuCount": 1, "image": endpoint.settings["image"],
+                    "uptimeSeconds": int(now - worker.started), "gpuTypeId": None, "dataCenterId": "EMU-1",
+                    "startedAt": iso(worker.started),
                 }
                 for worker in endpoint.live()
             ],
             "summary": {**{name: states[name] for name in WORKER_STATES}, "total": sum(states.values())},
-            "endpointVersion": 1,
+            "endpointVersion": endpoint.version,
         }  # fmt: skip
+
+    def releases(self, endpoint_id: str) -> dict[str, Any]:
+        endpoint = self.endpoint(endpoint_id)
+        live = Counter(worker.version for worker in endpoint.live())
+        total, latest = sum(live.values()), live[endpoint.version]
+        rollout = {
+            "inProgress": latest < total,
+            "workersOnLatest": latest,
+            "workersTotal": total,
+            "percentOnLatest": 100 * latest // total if total else 100,
+        }
+        releases: list[dict[str, Any]] = [
+            {
+                "id": f"{endpoint.id}-{number}", "version": number, "source": "MANUAL", "buildId": None, "createdByUserId": None,
+                "workerCount": live[number], "createdAt": iso(at), "diff": [],
+            }
+            for number, at in enumerate(endpoint.releases, 1)
+        ]  # fmt: skip
+        return {"endpointVersion": endpoint.version, "rollout": rollout, "releases": releases[::-1]}
 
     def catalog(self) -> dict[str, Any]:
         return {"gpus": gpu_types(self.faults.price_factor)}
 
-    def rate(self, endpoint: EndpointRecord) -> float:
-        pool = endpoint.settings.get("gpu", {}).get("pools", ["AMPERE_16"])[0]
-        return PRICES[pool] * self.faults.price_factor
+    def catalog_entry(self, gpu_id: str) -> dict[str, Any]:
+        for one in gpu_types(self.faults.price_factor):
+            if one["id"] == gpu_id:
+                return one
+        raise ApiError(404, "resource not found")
 
-    def bill(self, endpoint_id: str | None) -> dict[str, Any]:
-        """Hour buckets of what workers have cost, as far as the lag lets them be seen. Deleted endpoints stay in."""
-        visible = self.now() - self.faults.billing_lag_s
+    def rate(self, endpoint: EndpointRecord) -> float:
+        """US dollars per hour of one worker."""
+        gpu = endpoint.settings.get("gpu", {"pools": ["AMPERE_16"]})
+        return PRICES[gpu["pools"][0]] * int(gpu.get("count", 1)) * self.faults.price_factor
+
+    def bill(self, endpoint_id: str | None, query: Query | None = None) -> dict[str, Any]:
+        """Buckets of what workers have cost, as far as the lag lets them be seen. Deleted endpoints stay in."""
         running = [
-            (endpoint.id, worker.started, self.now(), self.rate(endpoint))
+            Span(endpoint.id, worker.started, self.now(), self.rate(endpoint))
             for endpoint in self.endpoints.values()
             for worker in endpoint.live()
         ]
-        buckets: dict[tuple[str, int], float] = {}
-        for name, begin, end, rate in [*self.spans, *running]:
-            if endpoint_id in (None, name) and end <= visible:
-                hour = int(begin // 3600)
-                buckets[name, hour] = buckets.get((name, hour), 0.0) + (end - begin) * rate / 3600
-        records = [
-            {
-                "startTime": _iso(hour * 3600), "endTime": _iso((hour + 1) * 3600), "serverlessId": name,
-                "totalAmount": round(amount, 6), "gpuAmount": round(amount, 6), "cpuAmount": 0, "diskAmount": 0, "feeAmount": 0,
-            }
-            for (name, hour), amount in sorted(buckets.items())
-        ]  # fmt: skip
-        total = round(sum(buckets.values()), 6)
-        totals = {"totalAmount": total, "gpuAmount": total, "cpuAmount": 0, "diskAmount": 0, "feeAmount": 0}
-        query = {
-            "startTime": _iso(self.now() - 30 * 86400),
-            "endTime": _iso(self.now()),
-            "bucketSize": "hour",
-            "serverlessId": endpoint_id,
-        }
-        names = {record["serverlessId"] for record in records}
-        return {
-            "records": records,
-            "metadata": {
-                "query": query,
-                "recordCount": len(records),
-                "uniqueServerlessCount": len(names),
-                "totals": totals,
-            },
-        }
+        asked = query or Query(endpoint_id)
+        return bill([*self.spans, *running], asked, self.now(), self.faults.billing_lag_s)
+
+    def _quota_used(self) -> int:
+        return self.faults.quota_used + sum(endpoint.max_workers for endpoint in self.endpoints.values())
 
     # --- jobs, as their owner sees them
 
@@ -259,15 +188,16 @@ class Account:
         endpoint = self.job_endpoint(endpoint_id)
         if not isinstance(body, dict) or not isinstance(body.get("input"), dict):
             raise ApiError(400, "input must be an object")
-        if endpoint.max_workers == 0 or self.now() < endpoint.created + self.faults.paused_s:
-            raise ApiError(409, "ENDPOINT_PAUSED")
         timeout_s, ttl_s = checked_policy(body.get("policy"))
+        if endpoint.max_workers == 0 or self.now() < endpoint.raised + self.faults.paused_s:
+            raise ApiError(409, "ENDPOINT_PAUSED")
         if (body.get("policy") or {}).get("executionTimeout") is None and endpoint.settings["timeout"]:
             timeout_s = endpoint.settings["timeout"] / 1000
         now = self.now()
         name = f"{'sync-' if sync else ''}{self.token()}-e1"
         job = JobRecord(name, body["input"], timeout_s, ttl_s, now, queued=now)
         job.retention_s = SYNC_RETENTION_S if sync else RETENTION_S
+        job.extra = {key: body[key] for key in PASSED_ON if key in body}
         endpoint.jobs[job.id] = job
         endpoint.queue.append(job.id)
         self.changed()
@@ -278,6 +208,12 @@ class Account:
         if job is None:
             raise ApiError(404, "job not found")
         return job
+
+    def stream(self, endpoint_id: str, job_id: str) -> dict[str, Any]:
+        """Drain what a generator handler has streamed since the last call."""
+        job = self.status(endpoint_id, job_id)
+        chunks, job.chunks = job.chunks, []
+        return {"status": job.status, "stream": [{"output": chunk} for chunk in chunks]}
 
     def cancel(self, endpoint_id: str, job_id: str) -> JobRecord:
         endpoint, job = self.endpoint(endpoint_id), self.status(endpoint_id, job_id)
@@ -290,8 +226,7 @@ class Account:
         endpoint, job = self.endpoint(endpoint_id), self.status(endpoint_id, job_id)
         if job.status not in ("FAILED", "TIMED_OUT"):
             raise ApiError(400, "only failed or timed out jobs can be retried")
-        job.output, job.has_output, job.error, job.finished, job.started = None, False, None, None, None
-        job.retries = 0
+        job.error, job.finished, job.started, job.retries = None, None, None, 0
         self._requeue(endpoint, job)
         return job
 
@@ -340,7 +275,7 @@ class Account:
     # --- jobs, as workers see them
 
     def worker_started(self, endpoint: EndpointRecord) -> WorkerRecord:
-        worker = WorkerRecord(f"w{self.token()[:13]}", self.now())
+        worker = WorkerRecord(f"w{self.token()[:13]}", self.now(), endpoint.version)
         endpoint.workers[worker.id] = worker
         return worker
 
@@ -348,7 +283,8 @@ class Account:
         worker = endpoint.workers[worker_id]
         if worker.ended is None:
             worker.ended = self.now()
-            self.spans.append((endpoint.id, worker.started, worker.ended, self.rate(endpoint)))
+            endpoint.to_stop.pop(worker_id, None)
+            self.spans.append(Span(endpoint.id, worker.started, worker.ended, self.rate(endpoint)))
             self.changed()
 
     def take(self, endpoint: EndpointRecord, worker_id: str) -> dict[str, Any] | None:
@@ -364,12 +300,10 @@ class Account:
         now = self.now()
         job.status, job.worker, job.started, job.seen = "IN_PROGRESS", worker_id, now, now
         worker.state, worker.job, worker.idle_since = "RUNNING", job.id, None
+        worker.dispatched += 1
         endpoint.dispatched += 1
         endpoint.unhealthy = 0
-        value = {"id": job.id, "input": job.input}
-        if not job.input:
-            del value["input"]  # the platform drops an empty input on the way
-        return value
+        return job.for_worker()
 
     def ping(self, endpoint: EndpointRecord, worker_id: str, job_ids: list[str], *, unhealthy: bool) -> None:
         if unhealthy:
@@ -384,22 +318,35 @@ class Account:
         """Job ids that the worker shall stop; repeated until it is rid of them (an early signal is lost in the SDK)."""
         return sorted(endpoint.to_stop.get(worker_id, ()))
 
-    def done(self, endpoint: EndpointRecord, worker_id: str, job_id: str, body: Any, size: int) -> None:
-        """Take a result or a progress update. Raises: ApiError: 404 for a job that is gone, 400 for one that is too large."""
+    def done(
+        self, endpoint: EndpointRecord, worker_id: str, job_id: str, body: Any, size: int, *, valid: bool = True
+    ) -> None:
+        """Take a result or a progress update of *size* bytes. *valid*: it was JSON as RFC 8259 has it, without NaN.
+
+        Raises: ApiError: 404 for a job that is gone; 400 for what is not taken: the SDK then drops the result, and the job is
+            COMPLETED without output, as it was seen on the live service.
+        """
         job = endpoint.jobs.get(job_id)
         if job is None:
             raise ApiError(404, "job not found")
+        refused = not valid or not isinstance(body, dict) or size > MAX_RESULT
         if isinstance(body, dict) and body.get("status") == "IN_PROGRESS":
-            if job.status == "IN_PROGRESS" and job.worker == worker_id:
+            if not refused and job.status == "IN_PROGRESS" and job.worker == worker_id:
                 job.output, job.has_output = body.get("output"), True
-            return
-        self.released(endpoint, worker_id, job_id)
-        if job.status in FINAL or job.worker != worker_id:
+        else:
+            self.released(endpoint, worker_id, job_id)
+            if job.status not in FINAL and job.worker == worker_id:
+                self._take_result(endpoint, job, {} if refused else body)
+            if not refused and body.get("stopPod"):
+                endpoint.workers[worker_id].stopping = True
+        if refused:
+            raise ApiError(400, "the result is too large, or not a JSON object")
+
+    def _take_result(self, endpoint: EndpointRecord, job: JobRecord, body: dict[str, Any]) -> None:
+        if self.faults.double_execution and not job.retries:
+            self._lost(endpoint, job)
             return
         job.output, job.has_output = None, False
-        if size > MAX_RESULT:
-            self._finish(endpoint, job, "COMPLETED")
-            raise ApiError(400, "result too large")
         if "output" in body and not self.faults.lose_result:
             job.output, job.has_output = body["output"], True
         if body.get("error") is not None:
@@ -407,6 +354,15 @@ class Account:
         self._finish(endpoint, job, "FAILED" if job.error is not None else "COMPLETED")
         if self.faults.late_progress:
             job.status = "IN_PROGRESS"
+
+    def chunk(self, endpoint: EndpointRecord, worker_id: str, job_id: str, body: Any) -> None:
+        """Take one chunk of a generator handler's stream."""
+        job = endpoint.jobs.get(job_id)
+        if job is None:
+            raise ApiError(404, "job not found")
+        if job.worker == worker_id and job.status == "IN_PROGRESS" and isinstance(body, dict):
+            job.chunks.append(body.get("output"))
+            self.changed()
 
     def released(self, endpoint: EndpointRecord, worker_id: str, job_id: str) -> None:
         """The worker is rid of the job and may take another one."""
@@ -424,34 +380,38 @@ class Account:
         now = self.now()
         for endpoint in self.endpoints.values():
             for job in list(endpoint.jobs.values()):
+                running = job.status == "IN_PROGRESS"
                 if now > job.created + job.ttl_s or (job.finished is not None and now > job.finished + job.retention_s):
                     doomed += self._forget(endpoint, job)
-                elif job.status == "IN_PROGRESS" and job.started is not None and now > job.started + job.timeout_s:
-                    doomed.append((endpoint, str(job.worker)))
+                elif running and job.started is not None and now > job.started + job.timeout_s:
                     self._stop_on_worker(endpoint, job)
-                    self._finish(
-                        endpoint, job, "FAILED" if self.faults.timeout_is_failed else "TIMED_OUT", "job timed out"
-                    )
-                elif job.status == "IN_PROGRESS" and job.seen is not None and now > job.seen + PING_LOST_S:
-                    self._lost(endpoint, job)
+                    doomed += self._holder(endpoint, job)
+                    status = "FAILED" if self.faults.timeout_is_failed else "TIMED_OUT"
+                    self._finish(endpoint, job, status, "job timed out")
+                elif running and job.seen is not None and now > job.seen + (self.faults.ping_lost_s or PING_LOST_S):
+                    doomed += self._lost(endpoint, job)
         return doomed
 
     def _forget(self, endpoint: EndpointRecord, job: JobRecord) -> list[tuple[EndpointRecord, str]]:
-        running = job.status == "IN_PROGRESS" and job.worker is not None
-        if running:
+        doomed = []
+        if job.status == "IN_PROGRESS":
             self._stop_on_worker(endpoint, job)
+            doomed = self._holder(endpoint, job)
         if job.id in endpoint.queue:
             endpoint.queue.remove(job.id)
         del endpoint.jobs[job.id]
-        return [(endpoint, str(job.worker))] if running else []
+        return doomed
 
-    def _lost(self, endpoint: EndpointRecord, job: JobRecord) -> None:
+    def _lost(self, endpoint: EndpointRecord, job: JobRecord) -> list[tuple[EndpointRecord, str]]:
+        """Its worker is silent about it: dispatch the job again, once. A worker that still claims to run it must end."""
+        doomed = self._holder(endpoint, job)
         if job.retries >= RETRIES:
             self._finish(endpoint, job, "FAILED", f"job timed out after {RETRIES} retries")
-            return
+            return doomed
         job.retries += 1
         endpoint.counts["retried"] += 1
         self._requeue(endpoint, job)
+        return doomed
 
     def _requeue(self, endpoint: EndpointRecord, job: JobRecord) -> None:
         job.status, job.worker, job.seen, job.queued = "IN_QUEUE", None, None, self.now()
@@ -459,20 +419,23 @@ class Account:
         endpoint.queue.append(job.id)
         self.changed()
 
+    def _holder(self, endpoint: EndpointRecord, job: JobRecord) -> list[tuple[EndpointRecord, str]]:
+        """The worker that has taken the job and not let go of it, if it is still there."""
+        worker = endpoint.workers.get(job.worker or "")
+        if worker is None or worker.ended is not None or worker.job != job.id:
+            return []
+        return [(endpoint, worker.id)]
+
     def _stop_on_worker(self, endpoint: EndpointRecord, job: JobRecord) -> None:
-        if job.worker is not None:
-            endpoint.to_stop.setdefault(job.worker, set()).add(job.id)
+        for _, worker_id in self._holder(endpoint, job):
+            endpoint.to_stop.setdefault(worker_id, set()).add(job.id)
 
     def _finish(self, endpoint: EndpointRecord, job: JobRecord, status: str, error: str | None = None) -> None:
         job.status, job.finished = status, self.now()
         if error is not None:
-            job.error = error
+            job.error, job.output, job.has_output = error, None, False  # failures of the platform have no output
         if job.id in endpoint.queue:
             endpoint.queue.remove(job.id)
         endpoint.counts["completed"] += status == "COMPLETED"
         endpoint.counts["failed"] += status in ("FAILED", "TIMED_OUT")
         self.changed()
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -25,6 +25,7 @@ class WireFaults:
     def __init__(self, app: Any, service: Watched) -> None:
         self.app, self.service = app, service
         self.counts: Counter[Rule] = Counter()
+        self.rules: tuple[Rule, ...] = ()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -47,7 +48,10 @@ class WireFaults:
 
     def _rule(self, method: str, path: str) -> Rule | None:
         found = None
-        for rule in self.service.account.faults.rules:
+        if self.rules is not self.service.account.faults.rules:  # replaced while it runs: they count from one again
+            self.rules = self.service.account.faults.rules
+            self.counts.clear()
+        for rule in self.rules:
             if rule.fits(method, path):
                 self.counts[rule] += 1
                 if found is None and rule.nth in (0, self.counts[rule]):

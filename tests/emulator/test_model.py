@@ -73,6 +73,18 @@ def test_defaults_are_those_of_the_live_service(turned):
         ({"env": {"A": 1}}, 422, "env"),
         ({"image": ""}, 422, "image"),
         ({"templateId": "t"}, 404, "not found"),
+        ({"gpu": {"pools": [{}]}}, 422, "gpu.pools"),
+        ({"gpu": {"pools": ["AMPERE_16"], "minCudaVersion": "12"}}, 422, "gpu.minCudaVersion"),
+        (
+            {"gpu": {"pools": ["AMPERE_16"], "minCudaVersion": "12.8", "allowedCudaVersions": ["12.8"]}},
+            400,
+            "exclude each other",
+        ),
+        ({"args": "python -c 'x"}, 422, "args"),
+        ({"env": {"A=B": "1"}}, 422, "env"),
+        ({"disk": 0}, 422, "disk"),
+        ({"workers": {"idleTimeout": 3601}}, 422, "workers.idleTimeout"),
+        ({"dataCenterIds": "EU-RO-1"}, 422, "dataCenterIds"),
     ],
 )
 def test_what_the_service_would_refuse_is_refused(turned, change, status, named):
@@ -224,7 +236,159 @@ def test_a_fresh_endpoint_shows_a_standby_worker_that_costs_nothing(turned):
     assert turned.account.bill(endpoint.id)["records"] == []
 
 
-@pytest.mark.parametrize("value", [{"colour": 1}, {"rules": [{"kind": "explode"}]}])
-def test_an_unknown_fault_is_refused_by_name(value):
-    with pytest.raises((ValueError, TypeError), match=r"colour|explode"):
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ({"colour": 1}, "colour"),
+        ({"rules": [{"kind": "explode"}]}, "explode"),
+        ({"rules": [{}]}, "unknown kind"),
+        ({"rules": [{"kind": "delay", "hue": 1}]}, "hue"),
+        ({"rules": [{"kind": "delay", "path": "("}]}, "no regular expression"),
+        ([], "must be an object"),
+    ],
+)
+def test_an_unknown_fault_is_refused_by_name(value, named):
+    with pytest.raises(ValueError, match=named):
         Faults.from_value(value)
+
+
+def test_faults_are_read_from_a_file(tmp_path):
+    (tmp_path / "faults.json").write_text('{"quota_used": 2, "rules": [{"kind": "status", "status": 429}]}')
+    faults = Faults.from_json(tmp_path / "faults.json")
+    assert (faults.quota_used, faults.rules[0].status, Faults()) == (2, 429, Faults.from_value({}))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"env": 7}, "env"),
+        ({"gpu": None}, "gpu"),
+        ({"gpu": {"excludedTypes": ["NVIDIA RTX A4500"]}}, "requires pools"),
+        ({"workers": {"max": -1}}, "workers.max"),
+        ({"scaling": {"type": "QUEUE_DELAY"}}, "scaling.queueDelay"),
+        ({"type": "QUEUE"}, "type"),
+        ({"cpu": [{"id": "cpu3c", "vcpuCount": 2}]}, "cpu"),
+        ({"args": "python -c 'x"}, "args"),
+        ([], "object"),
+    ],
+)
+def test_a_change_that_the_service_would_refuse_changes_nothing(turned, change, named):
+    endpoint = turned.endpoint()
+    before = turned.account.described(endpoint)
+    with pytest.raises(ApiError, match=r".") as refused:
+        turned.account.patch(endpoint.id, change)
+    assert refused.value.status == 422
+    assert named in f"{refused.value.detail} {refused.value.errors}"
+    assert turned.account.described(endpoint) == before
+
+
+def test_a_change_leaves_what_it_does_not_name_and_new_pools_clear_exclusions(turned):
+    endpoint = turned.endpoint(gpu={"pools": ["AMPERE_16"], "excludedTypes": ["NVIDIA RTX A4500"], "count": 2})
+    turned.account.patch(endpoint.id, {"workers": {"max": 2}, "gpu": {"count": 1}})
+    assert endpoint.settings["workers"] == {"min": 0, "max": 2, "idleTimeout": 5}
+    assert endpoint.settings["gpu"]["excludedTypes"] == ["NVIDIA RTX A4500"]
+    turned.account.patch(endpoint.id, {"gpu": {"pools": ["AMPERE_24"]}})
+    assert "excludedTypes" not in endpoint.settings["gpu"]
+
+
+def test_raising_workers_counts_against_the_quota_and_lowering_never_does():
+    turned = Turned(quota_used=4)
+    endpoint = turned.endpoint()
+    with pytest.raises(ApiError, match="quota"):
+        turned.account.patch(endpoint.id, {"workers": {"max": 2}})
+    turned.account.faults = Faults(quota_used=9)
+    turned.account.patch(endpoint.id, {"workers": {"max": 0}})
+    assert endpoint.max_workers == 0
+
+
+def test_an_endpoint_stays_paused_for_a_while_after_it_was_raised_from_zero():
+    turned = Turned(paused_s=15)
+    endpoint = turned.endpoint(workers={"max": 0})
+    turned.time += 100
+    turned.account.patch(endpoint.id, {"workers": {"max": 1}})
+    with pytest.raises(ApiError, match="ENDPOINT_PAUSED"):
+        turned.account.run(endpoint.id, {"input": {"x": 1}})
+    turned.time += 16
+    assert turned.account.run(endpoint.id, {"input": {"x": 1}}).status == "IN_QUEUE"
+
+
+@pytest.mark.parametrize("policy", [{"executionTimeout": 4999}, {"ttl": 9999}, {"ttl": 604_800_001}, {"ttl": "10"}, []])
+def test_a_policy_out_of_bounds_is_refused_and_nothing_is_queued(turned, policy):
+    endpoint = turned.endpoint()
+    with pytest.raises(ApiError, match="policy") as refused:
+        turned.account.run(endpoint.id, {"input": {"x": 1}, "policy": policy})
+    assert refused.value.status == 400
+    assert endpoint.queue == []
+
+
+@pytest.mark.parametrize(("body", "valid"), [(None, False), ([1], True), ({"output": float("nan")}, False)])
+def test_a_result_that_is_no_json_object_is_refused_and_lost_in_silence(turned, body, valid):
+    endpoint, job, worker = turned.taken()
+    with pytest.raises(ApiError) as refused:
+        turned.account.done(endpoint, worker.id, job.id, body, 10, valid=valid)
+    assert refused.value.status == 400
+    assert (job.status, job.has_output, worker.job) == ("COMPLETED", False, None)
+
+
+def test_a_progress_update_that_is_too_large_is_refused_and_ends_nothing(turned):
+    endpoint, job, worker = turned.taken()
+    with pytest.raises(ApiError):
+        turned.account.done(endpoint, worker.id, job.id, {"status": "IN_PROGRESS", "output": 1}, 10_000_001)
+    assert (job.status, job.has_output) == ("IN_PROGRESS", False)
+
+
+def test_a_job_that_is_executed_twice_says_so():
+    turned = Turned(double_execution=True)
+    endpoint, job, worker = turned.taken()
+    turned.account.done(endpoint, worker.id, job.id, {"output": 1}, 10)
+    assert (job.status, job.has_output) == ("IN_QUEUE", False)
+    turned.account.take(endpoint, worker.id)
+    turned.account.done(endpoint, worker.id, job.id, {"output": 2}, 10)
+    assert (job.status, job.output, job.to_json()["retries"]) == ("COMPLETED", 2, 1)
+
+
+def test_a_silent_worker_that_still_holds_its_job_must_end_and_its_late_result_counts_no_more(turned):
+    endpoint, job, worker = turned.taken()
+    assert turned.pass_time(PING_LOST_S + 1) == [(endpoint, worker.id)]
+    turned.account.done(endpoint, worker.id, job.id, {"output": "late"}, 10)
+    assert (job.status, job.has_output) == ("IN_QUEUE", False)
+
+
+def test_a_worker_that_asks_to_be_replaced_gets_no_more_jobs(turned):
+    endpoint, job, worker = turned.taken()
+    turned.account.done(endpoint, worker.id, job.id, {"output": 1, "stopPod": True}, 10)
+    turned.account.run(endpoint.id, {"input": {"x": 2}})
+    assert job.status == "COMPLETED"
+    assert turned.account.take(endpoint, worker.id) is None
+
+
+def test_what_is_streamed_is_fetched_once(turned):
+    endpoint, job, worker = turned.taken()
+    for chunk in (1, 2):
+        turned.account.chunk(endpoint, worker.id, job.id, {"output": chunk})
+    stream = turned.account.stream(endpoint.id, job.id)
+    assert stream == {"status": "IN_PROGRESS", "stream": [{"output": 1}, {"output": 2}]}
+    assert turned.account.stream(endpoint.id, job.id)["stream"] == []
+
+
+def test_a_change_of_what_runs_is_a_release_and_old_workers_are_stale(turned):
+    endpoint = turned.endpoint()
+    turned.account.worker_started(endpoint)
+    turned.account.patch(endpoint.id, {"workers": {"max": 2}})
+    assert turned.account.releases(endpoint.id)["endpointVersion"] == 1
+    turned.account.patch(endpoint.id, {"env": {"A": "2"}})
+    releases = turned.account.releases(endpoint.id)
+    assert [one["version"] for one in releases["releases"]] == [2, 1]
+    assert releases["rollout"] == {
+        "inProgress": True, "workersOnLatest": 0, "workersTotal": 1, "percentOnLatest": 0,
+    }  # fmt: skip
+    assert turned.account.workers_list(endpoint.id)["workers"][0]["isStale"] is True
+
+
+def test_a_bound_template_cannot_be_deleted_by_itself(turned):
+    endpoint = turned.endpoint()
+    for template_id, status in ((f"t{endpoint.id}", 400), ("nobody", 404)):
+        with pytest.raises(ApiError) as refused:
+            turned.account.delete_template(template_id)
+        assert refused.value.status == status
+    assert len(turned.account.templates) == 1

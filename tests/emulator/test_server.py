@@ -3,6 +3,7 @@
 import json
 import shlex
 
+import pytest
 import requests
 
 from pytest_runpod.core.cloud import EndpointSpec, Policy
@@ -15,6 +16,7 @@ async def handler(job):
     if "sleep" in value:
         runpod.serverless.progress_update(job, {"so_far": 1})
         await asyncio.sleep(value["sleep"])
+    if "refresh" in value: return {"refresh_worker": True, "pid": os.getpid()}
     if "error" in value: return {"error": value["error"], "kept": 1}
     return {"seen": value, "env": sorted(os.environ), "home": os.listdir(os.environ["HOME"])}
 runpod.serverless.start({"handler": handler})
@@ -53,7 +55,8 @@ def test_each_host_answers_for_itself_only(serve):
     )
     assert unknown.status_code == 404
     not_allowed = requests.put(f"{emulator.management_url}/v2/serverless", headers=bearer, timeout=10)
-    assert (not_allowed.status_code, "GET" in not_allowed.headers["allow"]) == (405, True)
+    assert not_allowed.status_code == 405
+    assert {"GET", "POST"} <= set(not_allowed.headers["allow"].split(", "))
 
 
 def test_the_owners_key_does_not_open_the_workers_routes(serve):
@@ -142,3 +145,119 @@ def test_the_emulator_ends_with_its_lifeline_once_nothing_of_ours_is_left(serve,
     assert client.get_endpoint(endpoint.id) is not None
     client.delete_endpoint(endpoint.id)
     assert emulator.process.wait(20) == 0
+
+
+BEARER = {"Authorization": "Bearer rpa_test_key"}
+
+
+@pytest.mark.parametrize("body", ['{"input": {"x": NaN}}', "{", "[" * 100_000, '{"input": 1}', "null"])
+def test_a_job_that_is_no_json_object_is_refused_and_nothing_is_queued(serve, body):
+    emulator = serve()
+    endpoint = emulator.client().create_endpoint(spec())
+    answer = requests.post(endpoint.request_urls["run"], data=body, headers=BEARER, timeout=10)
+    assert answer.status_code == 400
+    assert emulator.client().health(endpoint).jobs["inQueue"] == 0
+
+
+def test_a_key_of_strange_letters_is_refused_like_any_other(serve):
+    emulator = serve()
+    for url in (f"{emulator.management_url}/v2/serverless", f"{emulator.jobs_url}/v2/x/health"):
+        answer = requests.get(url, headers={"Authorization": b"Bearer \xe9"}, timeout=10)
+        assert answer.status_code == 401
+
+
+def test_faults_are_replaced_while_it_runs_and_unknown_ones_change_nothing(serve):
+    emulator = serve()
+    rule = {"kind": "status", "status": 429, "nth": 1, "retry_after": 7, "path": "/v2/serverless"}
+
+    def replaced(value):
+        return requests.post(f"{emulator.management_url}/_emulator/faults", json=value, headers=BEARER, timeout=10)
+
+    def listed():
+        return requests.get(f"{emulator.management_url}/v2/serverless", headers=BEARER, timeout=10)
+
+    for _ in range(2):  # the rule counts from one again
+        assert replaced({"rules": [rule]}).status_code == 204
+        assert [(one.status_code, one.headers.get("retry-after")) for one in (listed(), listed())] == [
+            (429, "7"),
+            (200, None),
+        ]
+    refused = replaced({"colour": 1})
+    assert (refused.status_code, "colour" in refused.json()["detail"]) == (422, True)
+    assert listed().status_code == 200
+
+
+def test_the_wrong_billing_route_looks_right_and_says_nothing(serve):
+    emulator = serve()
+    value = requests.get(f"{emulator.management_url}/v2/billing/endpoints", headers=BEARER, timeout=10).json()
+    assert (value["records"], value["metadata"]["totals"]) == ([], {"totalAmount": 0})
+
+
+def test_text_that_no_encoding_knows_reaches_the_worker_and_comes_back_to_a_reader(serve, eventually):
+    emulator = serve()
+    client = emulator.client()
+    endpoint = client.create_endpoint(spec(code=HANDLER.replace('{"seen": value,', '{"seen": ascii(value),')))
+    state = finished(client, endpoint, {"x": "\ud800\x00é"}, eventually)
+    assert (state.status, state.output["seen"]) == ("COMPLETED", ascii({"x": "\ud800\x00é"}))
+
+
+def test_a_worker_that_dies_loses_its_job_once_and_then_the_job_has_failed(serve, eventually):
+    emulator = serve(ping_lost_s=3)
+    client = emulator.client()
+    endpoint = client.create_endpoint(spec())
+    state = finished(client, endpoint, {"crash": 1}, eventually)
+    assert (state.status, state.error, state.retries) == ("FAILED", "job timed out after 1 retries", 1)
+    health = client.health(endpoint)
+    assert (health.jobs["failed"], health.jobs["retried"]) == (1, 1)
+
+
+def test_a_worker_that_asks_for_it_is_replaced_and_that_is_no_crash(serve, eventually):
+    emulator = serve()
+    client = emulator.client()
+    endpoint = client.create_endpoint(spec())
+    first = finished(client, endpoint, {"refresh": 1}, eventually)
+    second = finished(client, endpoint, {"refresh": 1}, eventually)
+    assert first.output["pid"] != second.output["pid"]
+    assert first.worker_id != second.worker_id
+    assert client.health(endpoint).workers["unhealthy"] == 0
+
+
+def test_a_job_out_of_time_is_told_to_stop_before_its_worker_is_killed(serve, eventually, tmp_path):
+    said = tmp_path / "said"
+    code = HANDLER.replace(
+        'await asyncio.sleep(value["sleep"])',
+        f"""try: await asyncio.sleep(value["sleep"])
+        except asyncio.CancelledError: open({str(said)!r}, "w").write("stopped"); raise""",
+    )
+    emulator = serve()
+    client = emulator.client()
+    endpoint = client.create_endpoint(spec(code=code))
+    job = client.submit(endpoint, {"sleep": 100}, Policy(execution_timeout_s=5, ttl_s=60))
+    eventually(lambda: client.job(endpoint, job.id).status == "TIMED_OUT")
+    eventually(lambda: emulator.ask("alive")["pids"] == [])
+    assert said.read_text() == "stopped"
+
+
+def test_what_a_worker_writes_is_streamed_from_its_log(serve, eventually):
+    emulator = serve()
+    client = emulator.client()
+    endpoint = client.create_endpoint(spec(code="import time\nprint('hello', flush=True)\ntime.sleep(600)"))
+    client.submit(endpoint, {"x": 1}, POLICY)
+    one = f"{emulator.management_url}/v2/serverless/{endpoint.id}"
+    worker = eventually(lambda: requests.get(f"{one}/workers", headers=BEARER, timeout=10).json()["workers"])[0]
+    for source, line in (("container", "hello"), ("system", "start container")):
+        url = f"{one}/workers/{worker['id']}/logs?source={source}"
+        with requests.get(url, headers=BEARER, timeout=10, stream=True) as answer:
+            data = next(text for text in answer.iter_lines() if text.startswith(b"data: "))
+        assert json.loads(data.removeprefix(b"data: "))["line"] == line
+    assert requests.get(f"{one}/workers/nobody/logs", headers=BEARER, timeout=10).status_code == 404
+
+
+def test_without_a_start_command_the_image_does_nothing_for_ever(serve, eventually):
+    emulator = serve()
+    client = emulator.client()
+    endpoint = client.create_endpoint(spec(args=""))
+    job = client.submit(endpoint, {"x": 1}, POLICY)
+    eventually(lambda: client.health(endpoint).workers["initializing"] == 1)
+    assert client.job(endpoint, job.id).status == "IN_QUEUE"
+    assert client.health(endpoint).workers["unhealthy"] == 0
