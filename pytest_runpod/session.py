@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,7 +86,7 @@ def pack_payload(config: pytest.Config, settings: RunSettings) -> Packed:
 
 
 class RemoteRun:
-    """One run: its settings, its endpoint, its job. Fixtures call it; the loop in `plugin` drives it."""
+    """One run: its settings, its endpoint, its job. Fixtures call it; the loop in `remote` drives it."""
 
     def __init__(
         self,
@@ -374,9 +375,11 @@ class RemoteRun:
             yield None
 
     def _item(self, key: Key) -> pytest.Item | None:
-        if not hasattr(self, "_by_key"):
-            self._by_key = dict(zip(keys_of(item.nodeid for item in self.items), self.items, strict=True))
         return self._by_key.get(key)
+
+    @cached_property
+    def _by_key(self) -> dict[Key, pytest.Item]:
+        return dict(zip(keys_of(item.nodeid for item in self.items), self.items, strict=True))
 
     def _learn_places(self, lines: Any) -> None:
         if self.places is None:

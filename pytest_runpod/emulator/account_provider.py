@@ -11,6 +11,7 @@ from pytest_runpod.emulator.model import Account
 from pytest_runpod.emulator.validation import ApiError
 from pytest_runpod.errors import ProviderRefused
 from pytest_runpod.provider.api import Bill, Endpoint, EndpointSpec, Gpu, Health, Job, Policy
+from pytest_runpod.provider.runpod import create_body, endpoint_of, gpu_of, job_of, run_body
 
 Runner = Callable[[Any], Mapping[str, Any]]
 """What a worker would do: from a job's input to the body that it posts, `{"output": …}` or `{"error": …}`."""
@@ -25,15 +26,15 @@ class AccountProvider:
     # --- management
 
     def list_endpoints(self) -> tuple[Endpoint, ...]:
-        return tuple(_endpoint(value) for value in self.account.listed()["endpoints"])
+        return tuple(endpoint_of(value) for value in self.account.listed()["endpoints"])
 
     def create_endpoint(self, spec: EndpointSpec) -> Endpoint:
         with _refusals("POST serverless", "The account refused to create the endpoint."):
-            return _endpoint(self.account.create(_create_body(spec)))
+            return endpoint_of(self.account.create(create_body(spec)))
 
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
         known = endpoint_id in self.account.endpoints
-        return _endpoint(self.account.get(endpoint_id)) if known else None
+        return endpoint_of(self.account.get(endpoint_id)) if known else None
 
     def scale_to_zero(self, endpoint_id: str) -> None:
         if endpoint_id in self.account.endpoints:
@@ -44,10 +45,7 @@ class AccountProvider:
             self.account.delete(endpoint_id)
 
     def gpus(self) -> tuple[Gpu, ...]:
-        return tuple(
-            Gpu(one["id"], one["pool"], one["memory"], parse_usd(one["price"]["serverless"]))
-            for one in self.account.catalog()["gpus"]
-        )
+        return tuple(gpu_of(one) for one in self.account.catalog()["gpus"])
 
     def bill(self, endpoint_id: str) -> Bill:
         records = self.account.bill(endpoint_id)["records"]
@@ -66,9 +64,8 @@ class AccountProvider:
         return read[0] if read else None
 
     def submit(self, endpoint: Endpoint, job_input: Mapping[str, Any], policy: Policy) -> Job:
-        times = {"executionTimeout": policy.execution_timeout_s * 1000, "ttl": policy.ttl_s * 1000}
         with _refusals("POST run", "The account refused the job. Nothing was executed."):
-            job = self.account.run(endpoint.id, {"input": dict(job_input), "policy": times})
+            job = self.account.run(endpoint.id, run_body(job_input, policy))
         accepted = Job(job.id, job.status)
         if self.runner is not None:
             self._work(endpoint.id, self.runner)
@@ -76,7 +73,7 @@ class AccountProvider:
 
     def job(self, endpoint: Endpoint, job_id: str) -> Job | None:
         with _none_if_gone() as read:
-            read.append(_job(self.account.status(endpoint.id, job_id).to_json()))
+            read.append(job_of(self.account.status(endpoint.id, job_id).to_json()))
         return read[0] if read else None
 
     def cancel(self, endpoint: Endpoint, job_id: str) -> None:
@@ -111,39 +108,3 @@ def _none_if_gone() -> Iterator[list[Any]]:
     except ApiError as no:
         if no.status != 404:
             raise ProviderRefused("The account refused.", status=no.status, looked_at=no.detail) from no
-
-
-def _create_body(spec: EndpointSpec) -> dict[str, Any]:
-    gpu: dict[str, Any] = {"pools": [spec.pool], "count": spec.gpu_count, "excludedTypes": list(spec.excluded_types)}
-    if spec.min_cuda:
-        gpu["minCudaVersion"] = spec.min_cuda
-    return {
-        "name": spec.name,
-        "type": "QUEUE",
-        "scaling": {"type": "QUEUE_DELAY", "queueDelay": spec.queue_delay_s},
-        "gpu": gpu,
-        "image": spec.image,
-        "args": spec.args,
-        "disk": spec.disk_gb,
-        "env": dict(spec.env),
-        "workers": {"min": spec.workers_min, "max": spec.workers_max, "idleTimeout": spec.idle_timeout_s},
-        "timeout": spec.execution_timeout_s * 1000,
-        "flashboot": spec.flashboot,
-    }
-
-
-def _endpoint(value: Mapping[str, Any]) -> Endpoint:
-    return Endpoint(value["id"], value["name"], value["workers"]["max"], value["requestUrls"], value)
-
-
-def _job(value: Mapping[str, Any]) -> Job:
-    return Job(
-        value["id"],
-        value["status"],
-        value.get("output"),
-        value.get("error"),
-        value.get("delayTime"),
-        value.get("executionTime"),
-        value.get("workerId"),
-        value.get("retries", 0),
-    )

@@ -27,13 +27,13 @@ class RunPod:
 
     def list_endpoints(self) -> tuple[Endpoint, ...]:
         body = self._read(f"{self._management}/serverless", "The endpoints of the account cannot be listed.")
-        return tuple(_endpoint(value) for value in _list(body, "endpoints"))
+        return tuple(endpoint_of(value) for value in _list(body, "endpoints"))
 
     def create_endpoint(self, spec: EndpointSpec) -> Endpoint:
         url = f"{self._management}/serverless"
-        answer = self._http.post(url, _create_body(spec))
+        answer = self._http.post(url, create_body(spec))
         if answer.status == 201:
-            return _endpoint(answer.body)
+            return endpoint_of(answer.body)
         if answer.status >= 500:
             raise FateUnknown(
                 "The provider answered the create with an error of its own. The endpoint may exist all the same.",
@@ -46,7 +46,7 @@ class RunPod:
         answer = self._http.get(url)
         if answer.status == 404:
             return None
-        return _endpoint(self._good("GET", url, answer, "The endpoint cannot be read."))
+        return endpoint_of(self._good("GET", url, answer, "The endpoint cannot be read."))
 
     def scale_to_zero(self, endpoint_id: str) -> None:
         url = f"{self._management}/serverless/{endpoint_id}"
@@ -62,7 +62,7 @@ class RunPod:
 
     def gpus(self) -> tuple[Gpu, ...]:
         body = self._read(f"{self._management}/catalog/gpus", "The GPU catalog cannot be read.")
-        return tuple(_gpu(value) for value in _list(body, "gpus"))
+        return tuple(gpu_of(value) for value in _list(body, "gpus"))
 
     def bill(self, endpoint_id: str) -> Bill:
         url = f"{self._management}/billing/serverless"
@@ -98,7 +98,7 @@ class RunPod:
         url = endpoint.request_urls["run"]
         answer = self._http.post(url, run_body(job_input, policy))
         if answer.status == 200:
-            return _job(answer.body)
+            return job_of(answer.body)
         if answer.status >= 500:
             raise FateUnknown(
                 "The provider answered the submission with an error of its own. The job may have been queued all the same.",
@@ -111,7 +111,7 @@ class RunPod:
         answer = self._http.get(url)
         if answer.status == 404:
             return None
-        return _job(self._good("GET", url, answer, "The state of the job cannot be read."))
+        return job_of(self._good("GET", url, answer, "The state of the job cannot be read."))
 
     def cancel(self, endpoint: Endpoint, job_id: str) -> None:
         url = _job_url(endpoint.request_urls["cancel"], job_id)
@@ -177,7 +177,8 @@ def differing_settings(spec: EndpointSpec, endpoint: Endpoint) -> tuple[str, ...
     return tuple(lines)
 
 
-def _create_body(spec: EndpointSpec) -> dict[str, Any]:
+def create_body(spec: EndpointSpec) -> dict[str, Any]:
+    """Make the body of `POST /v2/serverless`. Times travel in seconds there, but for `timeout`: milliseconds."""
     gpu: dict[str, Any] = {"pools": [spec.pool], "count": spec.gpu_count}
     if spec.excluded_types:
         gpu["excludedTypes"] = list(spec.excluded_types)
@@ -205,7 +206,8 @@ def _job_url(template: str, job_id: str) -> str:
     return f"{template.rstrip('/')}/{job_id}"
 
 
-def _endpoint(value: Any) -> Endpoint:
+def endpoint_of(value: Any) -> Endpoint:
+    """Read an endpoint. Raises: ProviderError: it is described in a way that we do not know."""
     try:
         return Endpoint(
             id=str(value["id"]),
@@ -220,7 +222,8 @@ def _endpoint(value: Any) -> Endpoint:
         ) from slip
 
 
-def _gpu(value: Any) -> Gpu:
+def gpu_of(value: Any) -> Gpu:
+    """Read a card of the catalog."""
     price = (value.get("price") or {}).get("serverless")
     return Gpu(
         id=str(value["id"]),
@@ -230,7 +233,8 @@ def _gpu(value: Any) -> Gpu:
     )
 
 
-def _job(value: Any) -> Job:
+def job_of(value: Any) -> Job:
+    """Read a job. Raises: ProviderError: it is described in a way that we do not know."""
     try:
         return Job(
             id=str(value["id"]),

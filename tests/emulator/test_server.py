@@ -88,7 +88,7 @@ def test_the_real_sdk_runs_jobs_and_sees_only_what_the_platform_sets(serve, even
     assert (failed.status, failed.error, failed.output) == ("FAILED", "bad", {"kept": 1})
     health = client.health(endpoint)
     assert (health.jobs["completed"], health.jobs["failed"]) == (1, 1)
-    assert client.bill(endpoint.id).records in (0, 1)
+    assert client.bill(endpoint.id).amount > 0
 
 
 def test_a_cancelled_job_frees_its_worker_for_the_next_one(serve, eventually):
