@@ -116,7 +116,17 @@ class TestEnvironment:
             await self._bring_build_needs(project)
             await self._watched("project", self._install_project(project))
         self.found = await self._probe() if self.installed or project is not None else self.found
+        self._insist_on_versions()
         self._register_kernel()
+
+    def _insist_on_versions(self) -> None:
+        """Ids, reports and outcomes depend on the versions of pytest and its plugins. Raises: StepFailed: one differs."""
+        differ = [line for line in self.found["unsatisfied"] if line in self._pins()]
+        if differ:
+            raise StepFailed("environment", 0, f"not the versions of the client, which are {', '.join(differ)}")
+
+    def _pins(self) -> list[str]:
+        return [f"{name}=={version}" for name, version in self.session["tooling"].items()]
 
     async def _create(self) -> None:
         image_python = os.environ["PYTEST_RUNPOD_IMAGE_PYTHON"]
@@ -125,14 +135,12 @@ class TestEnvironment:
         (site,) = self.places.venv.glob("lib/python*/site-packages")
         # Last in the alphabet, so that what is installed here comes before what the image has.
         (site / "zzz_image.pth").write_text("\n".join(self.places.image_folders) + "\n", encoding="utf-8")
-        plugin = Path(__file__).parent / "session_plugin.py"
-        shutil.copyfile(plugin, site / "pytest_runpod_session.py")
+        shutil.copytree(Path(__file__).parent / "inside", site / "pytest_runpod_inside")
 
     async def _probe(self) -> dict[str, Any]:
-        pins = [f"{name}=={version}" for name, version in self.session["tooling"].items()]
         project = self.session["project"]
         builds = [str(line) for line in project["build_requires"]] if project is not None else []
-        wanted = {"pins": pins, "requirements": [*self.requirements, *builds]}
+        wanted = {"pins": self._pins(), "requirements": [*self.requirements, *builds]}
         log = self.places.log("probe")
         log.unlink(missing_ok=True)
         probe = Path(__file__).parent / "probe.py"

@@ -36,7 +36,7 @@ OVERLAP = 4  # updates that a window reaches back
 ARCHIVE = unpack.Bounds(limits.MAX_MEMBERS, limits.MAX_MEMBER, limits.MAX_UNPACKED, limits.MAX_PATH)
 SESSION_KEYS = {
     "root_name", "invocation_dir", "inifile", "args", "paths", "ids", "python_path", "tooling", "plugins", "project",
-    "display_env", "maxfail",
+    "display_env", "maxfail", "extras", "modules", "restarts",
 }  # fmt: skip
 Publish = Callable[[dict[str, Any]], None]
 
@@ -143,7 +143,7 @@ class Job:
         self.deadline = time.monotonic() + self.bounds["worker_deadline_s"]
         self.env = environment.tests_env(places, session, passed, report.device)
         self.run_spec: Mapping[str, Any] = manifest["run"]
-        self.report.total = len(session["ids"])
+        self.report.total = len(session["ids"] or ())
 
     async def run(self, members: tuple[unpack.Member, ...]) -> dict[str, Any]:
         """Every step in order; the first that the rest depends on ends the run, and what is there goes back."""
@@ -230,7 +230,8 @@ class Job:
         bounds = pytest_run.Bounds(
             deadline=self.deadline - PACKING_S,
             grace_s=self.bounds["exit_grace_s"],
-            restarts=int(self.bounds["pytest_restarts"]),
+            restarts=int(self.session["restarts"]),
+            max_text=int(self.bounds["max_text"]),
         )
         run = pytest_run.PytestRun(self.places, self.session, tests.found["pytest11"], self.env, bounds, lines)
         window = Window(self.report, self.publish)
@@ -262,19 +263,18 @@ class Job:
                 step.detail = "" if done.exit == 0 else done.output.strip()[-500:]
 
     def _packed(self, lines: pytest_run.Lines) -> dict[str, Any]:
-        parsed = [json.loads(text) for text in lines.texts]
-        cases = results.cases_of(parsed)
         out = self.places.out
-        (out / "reports.jsonl").write_bytes(b"".join(text + b"\n" for text in lines.texts))
-        (out / "junit.xml").write_bytes(results.junit_xml(cases, socket.gethostname()))
         self._save("proof.json", self.report.proof)
         self._save("steps.json", [vars(step) for step in self.report.steps])
-        packed = results.pack(out, int(self.bounds["max_result"]), ARCHIVE)
+        for log in (out / "logs").glob("*.txt"):
+            results.shorten_log(log, int(self.bounds["max_text"]))
+        parsed = [json.loads(text) for text in lines.texts]
+        packed, cases = results.pack_outcomes(out, parsed, int(self.bounds["max_result"]), ARCHIVE)
         if packed.blob is None:
             self.report.error = (
                 f"the outcomes alone are larger than {self.bounds['max_result']} bytes; only their summary came back"
             )
-        return output_of(self.report, packed, results.summary_of(cases, self.report.total))
+        return output_of(self.report, packed, results.summary_of(cases, self.report.total or len(cases)))
 
     def _left(self) -> float:
         return float(max(1.0, self.deadline - PACKING_S - time.monotonic()))

@@ -15,7 +15,7 @@ def main() -> int:
     sys.argv = [str(Path(scripts) / "pytest"), *control["args"]]
     import pytest
 
-    return int(pytest.console_main())
+    return int(pytest.main())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -10,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import limits
 import processes
 from environment import Places
 
 TICK_S = 0.2
+OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # cgroup v2, v1
 Key = tuple[str, int]
 
 
@@ -24,6 +27,7 @@ class Bounds:
     deadline: float  # of time.monotonic()
     grace_s: float
     restarts: int
+    max_text: int = limits.MAX_TEXT
 
 
 @dataclass
@@ -46,6 +50,9 @@ class Lines:
         self.finished: set[Key] = set()
         self.open: dict[Key, None] = {}
         self.ended: int | None = None
+        self.poisoned = False  # the process that writes has a CUDA context that cannot be used again
+        self.collected: list[str] | None = None
+        self.extra: list[str] = []  # collected here and not on the client
         self.failures = 0  # as pytest counts them for --maxfail; a death is one more
         self._rest = b""
         self._offset = 0
@@ -87,6 +94,10 @@ class Lines:
                 self.finished.add(key)
         elif kind == "end":
             self.ended = int(line["exitstatus"])
+        elif kind == "collected" and self.collected is None:
+            self.collected, self.extra = line["ids"], line["extra"]
+        elif kind == "report" and "_runpod.poisoned" in line["report"]:
+            self.poisoned = True
 
 
 class PytestRun:
@@ -99,38 +110,48 @@ class PytestRun:
         self.places, self.session, self.env, self.bounds = places, session, env, bounds
         self.blocked = [name for name in plugins if name not in session["plugins"]]
         self.lines = lines
-        self.keys = keys_of(session["ids"])
         self.outcome = Outcome()
+
+    @property
+    def keys(self) -> list[Key] | None:
+        """What is to run; None until it is known: where this side collects, its first process will tell."""
+        ids = self.session["ids"] if self.session["ids"] is not None else self.lines.collected
+        return None if ids is None else keys_of([*ids, *self.lines.extra])
 
     async def run(self, watch: Callable[[Lines], None]) -> Outcome:
         """Run, and restart for what is left after a death. *watch* is called whenever new lines are there."""
         for attempt in range(self.bounds.restarts + 1):
             left = self._left()
+            oom_kills = out_of_memory_kills()
             status = await self._one_process(left, attempt, watch)
-            if self.lines.ended is not None:
+            if self.lines.ended is not None and not (self.lines.poisoned and self._left()):
                 self.outcome.exit = self.lines.ended or int(attempt > 0)  # a test has failed if it took a restart
                 self._note_late_death(status)
                 break
-            self._bury(status, left)
+            if self.lines.ended is not None:
+                self.outcome.notes.append("a CUDA error has poisoned the process that ran the tests")
+            else:
+                self._bury(status, left, out_of_memory=out_of_memory_kills() > oom_kills)
             still_left = self._left()
-            if self.outcome.deadline or self._failures_left() == 0 or not 0 < len(still_left) < len(left):
+            if self.outcome.deadline or self._failures_left() == 0 or not still_left or still_left == left:
                 break
         watch(self.lines)
         return self.outcome
 
-    def _left(self) -> list[Key]:
-        return [key for key in self.keys if key not in self.lines.finished]
+    def _left(self) -> list[Key] | None:
+        keys = self.keys
+        return None if keys is None else [key for key in keys if key not in self.lines.finished]
 
     def _failures_left(self) -> int | None:
         """How many more tests may fail; None if `maxfail` sets no bound."""
         maxfail = int(self.session["maxfail"])
         return max(0, maxfail - self.lines.failures) if maxfail else None
 
-    async def _one_process(self, left: list[Key], attempt: int, watch: Callable[[Lines], None]) -> int | None:
+    async def _one_process(self, left: list[Key] | None, attempt: int, watch: Callable[[Lines], None]) -> int | None:
         """Returns its exit status; None if it had to be ended."""
         control = self.places.base / f"control-{attempt}.json"
-        control.write_text(json.dumps(self._control(left)), encoding="ascii")
-        self.lines.ended = None
+        control.write_text(json.dumps(self._control(left, attempt)), encoding="ascii")
+        self.lines.ended, self.lines.poisoned = None, False
         log = self.places.log("pytest")
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [str(self.places.python), "-u", str(Path(__file__).parent / "launcher.py")]
@@ -167,11 +188,12 @@ class PytestRun:
         finally:
             waiter.cancel()
 
-    def _control(self, left: list[Key]) -> dict[str, Any]:
+    def _control(self, left: list[Key] | None, attempt: int) -> dict[str, Any]:
         root = self.places.root
         session = self.session
-        args = [*session["args"], f"--rootdir={root}", "-o", "addopts=", "-p", "pytest_runpod_session"]
-        args.append("--continue-on-collection-errors")
+        args = [*session["args"], f"--rootdir={root}", "-o", "addopts=", "-p", "pytest_runpod_inside.plugin"]
+        if session["ids"] is not None:
+            args.append("--continue-on-collection-errors")
         if not any(word.endswith("no:cacheprovider") for word in args):  # it knows the ini key only where it is active
             args += ["-o", f"cache_dir={self.places.base / 'cache'}"]
         if (failures_left := self._failures_left()) is not None:
@@ -181,9 +203,16 @@ class PytestRun:
             args.append("--overwrite")  # the session plugin takes the executed copy and puts the source back
         if session["inifile"]:
             args += ["-c", str(root / session["inifile"])]
+        if any(word.startswith("--cov") for word in args):
+            args.append("--cov-report=")  # the client reports, from all the data
         return {
             "keys": left,
-            "before": [key for key in self.keys if key in self.lines.finished],
+            "before": sorted(self.lines.finished),
+            "extras": session["extras"],
+            "may_restart": attempt < self.bounds.restarts,
+            "modules": session["modules"],
+            "max_text": self.bounds.max_text,
+            "coverage": str(self.places.out / "coverage"),
             "notebooks": str(self.places.out / "notebooks"),
             "lines": str(self.lines.path),
             "root": str(root),
@@ -200,17 +229,29 @@ class PytestRun:
                 f"pytest had finished with status {self.lines.ended}, then its process ended by {processes.cause_of(status)}"
             )
 
-    def _bury(self, status: int | None, left: list[Key]) -> None:
+    def _bury(self, status: int | None, left: list[Key] | None, *, out_of_memory: bool) -> None:
         """Write down how the process died, for the test that it was running (several under xdist)."""
         cause = "deadline" if self.outcome.deadline else processes.cause_of(0 if status is None else status)
-        unfinished = set(left)
-        open_now = [key for key in self.lines.open if key in unfinished]
+        if out_of_memory:
+            cause += ", by the kernel: out of memory"
+        open_now = list(self.lines.open)
         for nodeid, number in open_now:
             self.lines.append(kind="died", id=nodeid, n=number, cause=cause, exit=status)
         if not open_now:
             self.lines.append(kind="died", id=None, n=None, cause=cause, exit=status)
         self.outcome.exit = status
         self.outcome.notes.append(f"the process that ran the tests ended in the middle of it: {cause}")
+
+
+def out_of_memory_kills(files: tuple[str, ...] = OOM_COUNTERS) -> int:
+    """How many processes of this container the kernel has killed for want of memory; 0 where it does not say."""
+    for name in files:
+        with contextlib.suppress(OSError):
+            for line in Path(name).read_text(encoding="ascii").splitlines():
+                key, _, count = line.partition(" ")
+                if key == "oom_kill":
+                    return int(count)
+    return 0
 
 
 def _is_failure(report: Mapping[str, Any]) -> bool:

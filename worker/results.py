@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import re
+import socket
 import tarfile
 import zlib
 from collections import Counter
@@ -18,9 +19,11 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import unpack
+from inside.cutting import shortened
 
 OUTCOMES = ("reports.jsonl", "junit.xml")  # without these there is no result
 NOT_XML = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+SHORTER_TEXTS = (100_000, 10_000, 1_000, 200)  # characters; tried in turn while the outcomes do not fit
 LEFT_OUT_NAMED = 500  # names in the output; of more, only their number
 Key = tuple[str, int]
 
@@ -105,6 +108,45 @@ class Packed:
             "archive_size": len(blob),
             "left_out": named,
         }
+
+
+def pack_outcomes(
+    folder: Path, lines: list[dict[str, Any]], limit: int, bounds: unpack.Bounds
+) -> tuple[Packed, list[Case]]:
+    """Write outcomes and pack *folder*. Outcomes always fit: before one is lost, texts of reports become shorter and shorter."""
+    for longest in (None, *SHORTER_TEXTS):
+        shown = lines if longest is None else [_shorter(line, longest) for line in lines]
+        cases = cases_of(shown)
+        (folder / "reports.jsonl").write_bytes(b"".join(json.dumps(line).encode("ascii") + b"\n" for line in shown))
+        (folder / "junit.xml").write_bytes(junit_xml(cases, socket.gethostname()))
+        packed = pack(folder, limit, bounds)
+        if packed.blob is not None:
+            break
+    return packed, cases
+
+
+def _shorter(line: dict[str, Any], longest: int) -> dict[str, Any]:
+    if line["kind"] not in ("report", "collectreport", "warning"):
+        return line
+    name = "message" if line["kind"] == "warning" else "report"
+    shorter, cut = shortened(line[name], longest)
+    if cut:
+        shorter["_runpod.cut"] = shorter.get("_runpod.cut", 0) + cut
+    return {**line, name: shorter}
+
+
+def shorten_log(path: Path, longest: int) -> None:
+    """Cut the middle out of a log that is longer than *longest* bytes; both ends are what one looks for."""
+    size = path.stat().st_size
+    if size <= longest:
+        return
+    half = longest // 2
+    with path.open("rb") as file:
+        head = file.read(half)
+        file.seek(size - half)
+        tail = file.read()
+    note = f"\n[... pytest-runpod cut {size - 2 * half:,} bytes here ...]\n".encode("ascii")
+    path.write_bytes(head + note + tail)
 
 
 def pack(folder: Path, limit: int, bounds: unpack.Bounds) -> Packed:

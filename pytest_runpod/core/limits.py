@@ -50,6 +50,7 @@ MAX_MEMBER: Final = 64_000_000  # one file of an archive, unpacked
 MAX_UNPACKED: Final = 512_000_000  # all of them together
 MAX_MEMBERS: Final = 20_000
 MAX_PATH: Final = 400  # bytes of one member's name
+MAX_TEXT: Final = 1_000_000  # characters of one text of a report; more is cut out of its middle
 MAX_PROGRESS: Final = 400_000  # one progress update, as sent
 MAX_ENV: Final = 64_000  # environment of an endpoint, all values together
 

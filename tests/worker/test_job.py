@@ -117,7 +117,7 @@ def test_a_test_that_ends_its_process_is_blamed_and_the_rest_runs(bench, body, c
 def test_restarts_are_bounded(bench):
     source = "import os, pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_dies(n): os._exit(1)\n"
     ids = [f"test_d.py::test_dies[{n}]" for n in range(5)]
-    output = bench.run(bench.input({"test_d.py": source}, ids), pytest_restarts=1)
+    output = bench.run(bench.input({"test_d.py": source}, ids, restarts=1))
     assert len(output.outcomes()) == 2
 
 
@@ -248,11 +248,42 @@ def test_an_oversized_result_leaves_out_artifacts_first_and_names_them(bench):
     assert [entry["path"].endswith("big.bin") for entry in output.value["left_out"]] == [True]
 
 
-def test_outcomes_that_do_not_fit_are_an_error_with_a_summary(bench):
-    source = "import os\ndef test_big(): print(os.urandom(200_000).hex()); assert 0\n"
-    output = bench.run(bench.input({"test_b.py": source}, ["test_b.py::test_big"]), max_result=50_000)
+BIG = "import os\ndef test_big(): print(os.urandom(200_000).hex()); assert 0\ndef test_next(): pass\n"
+
+
+def test_outcomes_that_would_not_fit_lose_the_middle_of_long_texts_and_say_how_much(bench):
+    ids = ["test_b.py::test_big", "test_b.py::test_next"]
+    output = bench.run(bench.input({"test_b.py": BIG}, ids), max_result=50_000)
+    assert output.error is None
+    assert output.outcomes() == {
+        ids[0]: [("setup", "passed"), ("call", "failed"), ("teardown", "passed")],
+        ids[1]: PASS,
+    }
+    reports = [line["report"] for line in output.lines if line["kind"] == "report"]
+    (section,) = {content for report in reports for _, content in report["sections"]}
+    assert "[... pytest-runpod cut 390,001 characters here ...]" in section
+    assert len(section) < 10_100
+
+
+def test_a_text_that_is_too_long_is_cut_while_it_is_reported_and_a_log_with_it(bench):
+    source = "def test_big():\n    print('x' * 50_000)\n    assert 'a' * 60_000 == 'b'\n"
+    output = bench.run(bench.input({"test_b.py": source}, ["test_b.py::test_big"]), max_text=20_000)
+    call = next(
+        line["report"] for line in output.lines if line["kind"] == "report" and line["report"]["when"] == "call"
+    )
+    assert len(call["sections"][0][1]) < 21_000
+    assert call["_runpod.cut"] > 30_000
+    log = output.files["logs/pytest.txt"]
+    assert len(log) < 21_000
+    assert b"bytes here ...]" in log
+    assert log.rstrip().endswith(b"=")  # the end, with the summary, is kept
+
+
+def test_outcomes_that_do_not_fit_at_all_are_an_error_with_a_summary(bench):
+    ids = ["test_b.py::test_big", "test_b.py::test_next"]
+    output = bench.run(bench.input({"test_b.py": BIG}, ids), max_result=500)
     assert "outcomes alone" in output.error
-    assert output.value["summary"] == {"total": 1, "failed": 1}
+    assert output.value["summary"] == {"total": 2, "failed": 1, "passed": 1}
 
 
 def test_progress_windows_hold_what_has_finished(bench):

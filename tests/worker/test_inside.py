@@ -29,12 +29,12 @@ class Unshowable:
 
 
 def test_a_line_is_json_whatever_a_test_has_recorded(worker_path):
-    import session_plugin
+    from inside import report_log
 
     endless: list = []
     endless.append(endless)
     for value in ({(1, 2): 3}, math.nan, endless, Unshowable(), {"s": {1}}, "\ud800", b"\xff", 10**400):
-        line = session_plugin.line_of({"kind": "report", "value": value})
+        line = report_log.line_of({"kind": "report", "value": value})
         assert line.isascii()
         assert "\n" not in line
         assert json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["kind"] == "report"
@@ -147,3 +147,47 @@ def test_the_end_is_written_after_the_summaries_of_others(bench):
     output = bench.run(bench.input(files, ["test_f.py::test_f"]), exit_grace_s=0.3)
     assert b"the summary is whole" in output.files["logs/pytest.txt"]
     assert (output.step("pytest")["status"], output.step("pytest")["detail"]) == ("ok", "")
+
+
+def test_without_ids_the_worker_collects_and_tells_what_it_has_found(bench):
+    files = {"test_a.py": "def test_1(): pass\ndef test_2(): assert 0\n", "test_b.py": "import not_here\n"}
+    output = bench.run(bench.input(files, None, args=["--continue-on-collection-errors"]))
+    assert set(output.outcomes()) == {"test_a.py::test_1", "test_a.py::test_2"}
+    (error,) = [line["report"] for line in output.lines if line["kind"] == "collectreport"]
+    assert (error["nodeid"], error["outcome"]) == ("test_b.py", "failed")
+
+
+def test_a_death_where_the_worker_collects_leaves_no_test_out(bench):
+    files = {"test_a.py": "import os\ndef test_1(): pass\ndef test_2(): os._exit(1)\ndef test_3(): pass\n"}
+    output = bench.run(bench.input(files, None))
+    found = output.outcomes()
+    assert [found[f"test_a.py::test_{n}"][-1] for n in (1, 2, 3)] == [PASS[2], ("died", "exit status 1"), PASS[2]]
+
+
+def test_what_only_the_worker_collects_runs_after_the_rest_and_is_named(bench):
+    files = {"test_a.py": "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_it(n): assert n == 2\n"}
+    output = bench.run(bench.input(files, ["test_a.py::test_it[2]"], extras=True))
+    assert [line["id"] for line in output.lines if line["kind"] == "start"] == [
+        "test_a.py::test_it[2]",
+        "test_a.py::test_it[1]",
+    ]
+    (collected,) = [line for line in output.lines if line["kind"] == "collected"]
+    assert collected["extra"] == ["test_a.py::test_it[1]"]
+
+
+@pytest.mark.parametrize("args", [[], ["-n", "1"]], ids=["one process", "xdist"])
+def test_a_module_that_comes_from_outside_of_the_payload_is_named(bench, args):
+    files = {"test_a.py": "import iniconfig\ndef test_it(): pass\n"}
+    job = bench.input(
+        files, ["test_a.py::test_it"], modules=["iniconfig", "test_a"], args=args, plugins=["xdist", "xdist.looponfail"]
+    )
+    (line,) = [line for line in bench.run(job).lines if line["kind"] == "elsewhere"]
+    assert list(line["modules"]) == ["iniconfig"]
+
+
+def test_another_version_of_the_tooling_is_refused_before_a_test_runs(bench, monkeypatch):
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    job = bench.input({"test_a.py": "def test_it(): pass\n"}, ["test_a.py::test_it"], tooling={"pytest": "0.0.1"})
+    output = bench.run(job)
+    assert "pytest" in output.error
+    assert output.lines == []

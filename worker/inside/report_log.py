@@ -1,7 +1,4 @@
-"""The worker's part inside of pytest: may rely on pytest 8 or newer. Copied into the tests' environment under a name of its own.
-
-Selects what the client selected, in its order, and appends what happens to the report lines, flushed, one JSON object each.
-"""
+"""What happens, appended to the report lines, flushed, one JSON object each."""
 
 from __future__ import annotations
 
@@ -19,114 +16,27 @@ from typing import Any
 
 import pytest
 
-CONTROL_VARIABLE = "PYTEST_RUNPOD_CONTROL"
-INI_KEYS = (
-    "provider", "device", "gpu", "image", "workers", "budget", "budget_total", "approved_sha", "accuracy", "state", "ledger",
-    "receipt", "output", "collect", "against", "restarts",
-)  # fmt: skip
-INI_LISTS = ("include", "exclude", "requirements", "env", "commands")
+from .cutting import shortened
+from .origins import Origins
+from .selection import client_id
+
 XDIST_CRASH = "???"  # the phase that xdist gives to its report of a worker process that died
 MOST_NESTED = 60
-CONTROL_PATH = os.environ.pop(CONTROL_VARIABLE, "")  # not for the tests, and not for a pytest that they start
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    for key in INI_KEYS:
-        parser.addini(f"runpod_{key}", "read by the client", default=None)
-    for key in INI_LISTS:
-        parser.addini(f"runpod_{key}", "read by the client", type="linelist", default=None)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "cuda: needs a CUDA device")
-    workerinput = getattr(config, "workerinput", None)
-    path = workerinput["runpod_control"] if workerinput is not None else CONTROL_PATH
-    if path:
-        control = json.loads(Path(path).read_text(encoding="ascii"))
-        config.pluginmanager.register(Selection(control), "runpod-selection")
-        config.pluginmanager.register(Notebooks(control), "runpod-notebooks")
-        if workerinput is None:
-            config.pluginmanager.register(ReportLog(config, control, path), "runpod-report-log")
-
-
-@pytest.fixture(scope="session")
-def device() -> str:
-    """The device to test on."""
-    return os.environ["PYTEST_RUNPOD_DEVICE"]
-
-
-@pytest.fixture
-def runpod_artifacts(request: pytest.FixtureRequest) -> Path:
-    """A folder of this test's own; what is written there comes back."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", request.node.nodeid).strip("._")[:120] or "test"
-    base = Path(os.environ["PYTEST_RUNPOD_ARTIFACTS"])
-    folder = next(
-        path for path in (base / f"{name}{'' if n == 1 else f'_{n}'}" for n in range(1, 10_000)) if not path.exists()
-    )
-    folder.mkdir(parents=True)
-    return folder
-
-
-class Selection:
-    """Keeps what the client selected, by id and occurrence, in the client's order."""
-
-    def __init__(self, control: dict[str, Any]) -> None:
-        self.wanted = {(nodeid, number): at for at, (nodeid, number) in enumerate(control["keys"])}
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        seen: Counter[str] = Counter()
-        kept, rest = [], []
-        for item in items:
-            nodeid = client_id(item.nodeid, self.wanted)
-            seen[nodeid] += 1
-            at = self.wanted.get((nodeid, seen[nodeid]))
-            if at is None:
-                rest.append(item)
-            else:
-                kept.append((at, item))
-        items[:] = [item for _, item in sorted(kept, key=lambda pair: pair[0])]
-        if rest:
-            config.hook.pytest_deselected(items=rest)
-
-
-class Notebooks:
-    """Takes each executed notebook away and puts its source back: later tests find what was sent."""
-
-    def __init__(self, control: dict[str, Any]) -> None:
-        self.root, self.folder = Path(control["root"]), Path(control["notebooks"])
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        path = item.path
-        if path.suffix != ".ipynb" or not path.is_relative_to(self.root) or not path.is_file():
-            return (yield)
-        source = path.read_bytes()
-        try:
-            return (yield)
-        finally:
-            self._keep(path, source)
-
-    def _keep(self, path: Path, source: bytes) -> None:
-        executed = path.read_bytes() if path.is_file() else source
-        if executed != source:
-            target = self.folder / path.relative_to(self.root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(executed)
-            path.write_bytes(source)
 
 
 class ReportLog:
     """Appends report lines; in a session with xdist only the controller does."""
 
-    def __init__(self, config: pytest.Config, control: dict[str, Any], path: str) -> None:
-        self.config, self.path = config, path
-        self.keys = {(nodeid, number) for nodeid, number in control["keys"]}
+    def __init__(self, config: pytest.Config, control: dict[str, Any], path: str, origins: Origins) -> None:
+        self.config, self.path, self.origins = config, path, origins
+        self.everything = control["keys"] is None
+        self.keys = {(nodeid, number) for nodeid, number in control["keys"] or ()}
         self.started: Counter[str] = Counter()
         for nodeid, number in control["before"]:
             self.started[nodeid] = max(self.started[nodeid], number)
         self.running: dict[str, int] = {}
         self.errors: list[dict[str, Any]] = []
+        self.longest = int(control["max_text"])
         self.pid, self.host = os.getpid(), socket.gethostname()
         self.file = Path(control["lines"]).open("a", encoding="ascii", buffering=1)  # noqa: SIM115 - open as long as pytest runs
         self.write(
@@ -152,6 +62,9 @@ class ReportLog:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and not any(report.nodeid == error["nodeid"] for error in self.errors):
             self.errors.append({"nodeid": report.nodeid, "longrepr": str(report.longrepr)})
+        if self.everything and report.outcome != "passed":
+            data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+            self.write("collectreport", report={**data, "result": None})
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if not hasattr(session.config.option, "dist") or session.config.option.dist == "no":
@@ -166,11 +79,16 @@ class ReportLog:
         node.workerinput["runpod_control"] = self.path
 
     def collected(self, nodeids: list[str]) -> None:
-        found: Counter[str] = Counter(client_id(nodeid, self.keys) for nodeid in nodeids)
+        if self.everything and getattr(self.config.option, "dist", "no") == "loadgroup":
+            nodeids = [re.sub(r"@[^@\[\]]*$", "", nodeid) for nodeid in nodeids]
+        ids = [client_id(nodeid, self.keys) for nodeid in nodeids]
+        found: Counter[str] = Counter(ids)
         missing = [nodeid for nodeid, number in sorted(self.keys) if number > found[nodeid] + self.started[nodeid]]
-        self.write(
-            "collected", ids=[client_id(nodeid, self.keys) for nodeid in nodeids], missing=missing, errors=self.errors
-        )
+        wanted = {nodeid for nodeid, _ in self.keys}
+        extra = [] if self.everything else [nodeid for nodeid in ids if nodeid not in wanted]
+        if self.everything:
+            self.keys = {(nodeid, number) for nodeid in found for number in range(1, found[nodeid] + 1)}
+        self.write("collected", ids=ids, missing=missing, extra=extra, errors=self.errors)
 
     # --- tests
 
@@ -194,6 +112,9 @@ class ReportLog:
             isinstance(data.get("longrepr"), str) and crash is not None
         ):  # pytest keeps only the text of a plugin's own kind
             data["_runpod.crash"] = {"path": crash.path, "lineno": crash.lineno, "message": crash.message}
+        data, cut = shortened(data, self.longest)
+        if cut:
+            data["_runpod.cut"] = cut
         self.write("report", id=key, n=self.running.get(key, 1), report=data, pid=self.pid, host=self.host)
         if str(report.when) == XDIST_CRASH:  # xdist blames a test that ended its process, and says no more about it
             self.pytest_runtest_logfinish(report.nodeid)
@@ -211,15 +132,9 @@ class ReportLog:
         try:
             return (yield)
         finally:
+            if self.origins.elsewhere:
+                self.write("elsewhere", modules=self.origins.elsewhere)
             self.write("end", exitstatus=int(session.exitstatus))
-
-
-def client_id(nodeid: str, wanted: Any) -> str:
-    """Undo what xdist's loadgroup appends to an id."""
-    if (nodeid, 1) in wanted or "@" not in nodeid:
-        return nodeid
-    shorter = nodeid.rsplit("@", 1)[0]
-    return shorter if (shorter, 1) in wanted else nodeid
 
 
 def line_of(content: dict[str, Any]) -> str:
