@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+COLLECTION_FAILED_HERE = (
+    "The collection failed on this machine. Nothing was created, nothing was billed.\n"
+    "If the tests import what only the worker has: --runpod-collect=worker"
+)
+
 
 class ExitCode(IntEnum):
     """Exit codes of a run. 0 to 5 are pytest's own; among ours the worst one wins (`worse`)."""

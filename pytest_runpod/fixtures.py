@@ -16,8 +16,9 @@ from pytest_runpod.core.manifest import Payload
 from pytest_runpod.endpoint import Deployment
 from pytest_runpod.options import RunSettings
 from pytest_runpod.provider.api import Endpoint, Job
-from pytest_runpod.session import RUN, RemoteRun, Results
+from pytest_runpod.session import RUN, RemoteRun
 from pytest_runpod.store.ledger import Ledger
+from pytest_runpod.stream import Results
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# Selection acts here: the worker gets the ids that are left.
+# Selection by this machine's cache acts here: the worker gets the ids that are left. What selects by the tests themselves
+# (-k, -m, --deselect) acts here and there: what only the worker collects is selected in the same way.
 SELECTION: Final = frozenset({
-    "keyword", "markexpr", "lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepwise_reset",
-    "last_failed_no_failures", "cacheclear", "cacheshow", "deselect", "collectonly",
+    "lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepwise_reset", "last_failed_no_failures", "cacheclear",
+    "cacheshow", "collectonly",
 })  # fmt: skip
+NEEDS_COLLECTION_HERE: Final = frozenset({"lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "collectonly"})
 # Reports are written here, from the reports that came back.
 REPORTING: Final = frozenset({
     "xmlpath", "junitprefix", "htmlpath", "self_contained_html", "css", "report_log", "pastebin", "reportchars",
     "disable_warnings", "durations", "durations_min", "show_fixtures", "show_fixtures_per_test", "showhelp", "version",
     "markers", "log_file", "debug", "trace_config", "xfail_tb", "no_header", "no_summary", "foldskipped", "showcapture",
     "json_report", "json_report_file", "alluredir", "color", "code_highlight", "force_short_summary",
+    "cov_report", "cov_fail_under",
 })  # fmt: skip
 # Places of this machine. The worker's own are given to its pytest by the worker.
 PLACES: Final = frozenset({"rootdir", "inifilename", "basetemp", "confcutdir", "debugging"})
@@ -115,6 +118,10 @@ def positional(words: Iterable[Word], root: Path, cwd: Path) -> tuple[str, ...]:
 
 def interactive(words: Iterable[Word]) -> tuple[str, ...]:
     return tuple(word.tokens[0] for word in words if word.dest in INTERACTIVE)
+
+
+def needing_collection_here(words: Iterable[Word]) -> tuple[str, ...]:
+    return tuple(word.tokens[0] for word in words if word.dest in NEEDS_COLLECTION_HERE)
 
 
 def _portable(token: str, root: Path, cwd: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_runpod.core.budget import Caps
-from pytest_runpod.core.limits import GPU_TYPE, IMAGE, STAGE_BUDGET, TOTAL_BUDGET, WORKERS_MAX
+from pytest_runpod.core.limits import GPU_TYPE, IMAGE, PYTEST_RESTARTS, STAGE_BUDGET, TOTAL_BUDGET, WORKERS_MAX
 from pytest_runpod.core.money import MicroUsd, parse_usd
 from pytest_runpod.errors import SettingsRefused
 
@@ -34,6 +34,8 @@ class RunSettings:
     caps: Caps = field(default_factory=Caps)
     approved_sha: str | None = None
     accuracy: bool = False
+    collect: str = "local"
+    restarts: int = PYTEST_RESTARTS
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
@@ -78,6 +80,8 @@ KNOWN: Final = (
     "budget_total",
     "approved_sha",
     "accuracy",
+    "collect",
+    "restarts",
     "include",
     "exclude",
     "requirements",
@@ -123,6 +127,8 @@ class _Reader:
             ),
             approved_sha=self.digest(),
             accuracy=self.switch("accuracy"),
+            collect=self.choice("collect", ("local", "worker"), "local"),
+            restarts=self.whole("restarts", 0, 20, PYTEST_RESTARTS),
             include=self.lines("include"),
             exclude=self.lines("exclude"),
             requirements=self.lines("requirements"),

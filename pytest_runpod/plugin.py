@@ -5,10 +5,14 @@ This module is loaded in every pytest run of every user: it imports the standard
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from _pytest.config import ConftestImportFailure
 
 # name, metavar (None: a switch), help. All exist as ini key `runpod_*` and variable `PYTEST_RUNPOD_*` too.
 OPTIONS = (
@@ -24,6 +28,8 @@ OPTIONS = (
     ("receipt", "FILE", "use the endpoint that `pytest-runpod setup` made"),
     ("output", "FOLDER", "results (default: .pytest_runpod/<run>)"),
     ("accuracy", None, "also run the command named accuracy of runpod_commands"),
+    ("collect", "WHERE", "local (default), or worker: where the tests' imports exist on the worker only"),
+    ("restarts", "N", "fresh processes after a test has ended its own (default: 3)"),
     ("include", "GLOB", "files to pack besides the usual kinds (may be repeated)"),
     ("exclude", "GLOB", "files not to pack (may be repeated)"),
     ("requirements", "REQ", "what the tests need on the worker, besides the project (may be repeated)"),
@@ -73,9 +79,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("runpod_commands", COMMANDS_HELP, type=LINES, default=None)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     early_config.stash[ARGUMENTS] = tuple(args)
+    try:
+        yield
+    except ConftestImportFailure:
+        if not early_config.known_args_namespace.runpod:
+            raise
+        if not _collects_on_the_worker(early_config):
+            from pytest_runpod.errors import COLLECTION_FAILED_HERE
+
+            sys.stderr.write(f"{COLLECTION_FAILED_HERE}\n")
+            raise
 
 
 def pytest_plugin_registered(plugin: object, manager: pytest.PytestPluginManager) -> None:
@@ -125,6 +141,12 @@ def runpod_artifacts(request: pytest.FixtureRequest) -> Path:
 
 def _wanted(config: pytest.Config) -> bool:
     return bool(config.getoption("runpod")) and not config.getoption("runpod_prepare")
+
+
+def _collects_on_the_worker(early_config: pytest.Config) -> bool:
+    """Where a conftest.py imports what only the worker has, that is no error here."""
+    chosen = early_config.known_args_namespace.runpod_collect or os.environ.get("PYTEST_RUNPOD_COLLECT")
+    return bool((chosen or early_config.getini("runpod_collect")) == "worker")
 
 
 def _torch_device() -> str:

@@ -16,8 +16,8 @@ import pytest
 from _pytest.runner import call_and_report
 
 from pytest_runpod import approval, fixtures, hookspecs
-from pytest_runpod.errors import ExitCode, RunpodError, SettingsRefused, worse
-from pytest_runpod.forwarding import interactive
+from pytest_runpod.errors import COLLECTION_FAILED_HERE, ExitCode, RunpodError, SettingsRefused, worse
+from pytest_runpod.forwarding import Word, interactive, needing_collection_here
 from pytest_runpod.options import KNOWN, RunSettings, parse_settings
 from pytest_runpod.report import summary_lines
 from pytest_runpod.selection import words_of
@@ -33,7 +33,7 @@ def enter(config: pytest.Config, arguments: tuple[str, ...]) -> None:
     try:
         settings = settings_of(config)
         words = words_of(config, arguments)
-        _refuse_interactive(interactive(words))
+        _refuse_unusable(words, settings)
     except SettingsRefused as refused:
         raise pytest.UsageError(str(refused)) from refused
     _switch_xdist_off(config)
@@ -84,13 +84,38 @@ class RemoteHooks:
 
     def __init__(self, run: RemoteRun) -> None:
         self.run = run
+        self.collects_there = run.settings.collect == "worker"
+        self.deselected: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool | None:
+        """With `--runpod-collect=worker` nothing is imported here: the worker tells what there is."""
+        if not self.collects_there:
+            return None
+        session.items, session.testscollected = [], 0
+        return True
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.deselected.update(item.nodeid for item in items)
+
+    def _refuse_halves_of_twins(self, session: pytest.Session) -> None:
+        """Items with one id are told apart by their position among all of that id; of some of them nobody could tell which."""
+        twins = sorted(self.deselected.intersection(item.nodeid for item in session.items))
+        if twins:
+            raise pytest.UsageError(
+                "Several tests have one node id, and only some of them are selected. Nothing was created, nothing was billed.\n"
+                f"  looked at: {', '.join(twins[:10])}\n"
+                "  to do:     give them ids of their own, or select all of them"
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Run what was collected on the worker; what must not be billed is left to pytest's own loop."""
-        if session.config.option.collectonly or _collection_failed(session) or not session.items:
+        here = not self.collects_there
+        if session.config.option.collectonly or _collection_failed(session) or (here and not session.items):
             return None
-        self.run.items = session.items
+        self._refuse_halves_of_twins(session)
+        self.run.begin(session)
         session.testscollected += 1
         with _signals_raise(), _our_own_warnings_ignored():
             try:
@@ -98,6 +123,8 @@ class RemoteHooks:
             finally:
                 with _signals_wait(self.run):
                     self._finish()
+        if self.collects_there:
+            _end_as_after_a_collection(session)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
@@ -109,7 +136,7 @@ class RemoteHooks:
         session = cuda.session
         setup = call_and_report(cuda, "setup", log=True)
         if setup.passed:
-            for _ in self.run.stream():
+            for _ in self.run.follow():
                 if session.shouldfail or session.shouldstop:
                     break
         cuda.ihook.pytest_runtest_logstart(nodeid=cuda.nodeid, location=cuda.location)
@@ -135,8 +162,10 @@ class RemoteHooks:
         return result
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        lines = summary_lines(self.run.facts)
-        if self.run.deployment is not None:
+        lines = summary_lines(self.run.facts) if self.run.deployment is not None else []
+        if self.run.stream is None and _collection_failed(terminalreporter._session):
+            lines = COLLECTION_FAILED_HERE.splitlines()
+        if lines:
             terminalreporter.section("runpod")
             for line in lines:
                 terminalreporter.write_line(line)
@@ -198,9 +227,16 @@ def _collection_failed(session: pytest.Session) -> bool:
     return bool(session.testsfailed) and not session.config.option.continue_on_collection_errors
 
 
-def _refuse_interactive(options: tuple[str, ...]) -> None:
-    if options:
-        raise SettingsRefused([f"{', '.join(options)} cannot reach a worker; leave it out, or run without --runpod"])
+def _refuse_unusable(words: tuple[Word, ...], settings: RunSettings) -> None:
+    problems = []
+    if options := interactive(words):
+        problems.append(f"{', '.join(options)} cannot reach a worker; leave it out, or run without --runpod")
+    if settings.collect == "worker" and (options := needing_collection_here(words)):
+        problems.append(
+            f"{', '.join(options)} needs a collection here, and --runpod-collect=worker leaves it to the worker"
+        )
+    if problems:
+        raise SettingsRefused(problems)
 
 
 def _switch_xdist_off(config: pytest.Config) -> None:
@@ -210,6 +246,18 @@ def _switch_xdist_off(config: pytest.Config) -> None:
         config.option.dist = "no"
         config.option.tx = []
         config.option.looponfail = False
+
+
+def _end_as_after_a_collection(session: pytest.Session) -> None:
+    """Errors of a collection on the worker end the session as those of one here: interrupted, or without tests."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    errors = (
+        [one for one in reporter.stats.get("error", ()) if isinstance(one, pytest.CollectReport)] if reporter else []
+    )
+    if errors and not session.config.option.continue_on_collection_errors:
+        raise session.Interrupted(f"{len(errors)} error{'s' if len(errors) != 1 else ''} during collection")
+    if not session.items and not session.testsfailed:
+        session.testscollected = 0
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from _pytest.pathlib import bestrelpath
 from pytest_runpod.core.matching import Finished, Key
 from pytest_runpod.core.money import format_usd
 
+NOTE_TITLE: Final = "pytest-runpod"
 LOST: Final = "pytest-runpod: no result came back for this test."
 
 
@@ -46,6 +47,10 @@ class Places:
         pairs.setdefault(str(session_line["base_prefix"]), sys.base_prefix)
         ordered = sorted(((there, ours) for there, ours in pairs.items() if there != ours), key=lambda p: -len(p[0]))
         return cls(tuple(ordered), str(session_line["root"]), str(session_line["cwd"]), cwd)
+
+    def local_text(self, text: str) -> str:
+        """Replace the worker's folders in *text*."""
+        return str(self._replaced(text))
 
     def localized(self, value: Any) -> Any:
         """Replace the worker's folders in every text of a serialised report; shorten traceback paths as pytest does here."""
@@ -100,7 +105,10 @@ def make_reports(
         report = config.hook.pytest_report_from_serializable(config=config, data=_with_tuples(local))
         if "_runpod.crash" in local:
             report.longrepr = _TextWithCrash(local["longrepr"], ReprFileLocation(**local["_runpod.crash"]))
-            del report.__dict__["_runpod.crash"]
+        for name in ("_runpod.crash", "_runpod.cut", "_runpod.poisoned"):
+            report.__dict__.pop(name, None)
+        if "_runpod.poisoned" in local:
+            add_note(report, poison_text(finished.key, local["_runpod.poisoned"]))
         subtest = data.get("_subtest.context")
         if subtest:  # pytest 9 makes texts of the values when it writes them and, wrongly, again when it reads them
             object.__setattr__(report.context, "kwargs", subtest["kwargs"])
@@ -108,6 +116,28 @@ def make_reports(
     if finished.death is not None:
         reports.append(failure(finished.key, item, "call", death_text(finished.key, finished.death)))
     return reports
+
+
+def make_collect_report(config: pytest.Config, data: dict[str, Any], places: Places | None) -> pytest.CollectReport:
+    """Rebuild what a collector on the worker had to say."""
+    local = places.localized(data) if places else data
+    report = config.hook.pytest_report_from_serializable(config=config, data=_with_tuples({**local, "result": []}))
+    assert isinstance(report, pytest.CollectReport)
+    return report
+
+
+def add_note(report: pytest.TestReport | pytest.CollectReport, text: str) -> None:
+    """Say something of our own below a failure, as a section: its own text stays what it is."""
+    report.sections = [*report.sections, (NOTE_TITLE, text)]
+
+
+def poison_text(key: Key, poisoned: Mapping[str, Any]) -> str:
+    if poisoned["by"] == key[0]:
+        return (
+            f"The CUDA context cannot be used after this test ({poisoned['message']}): "
+            "the tests that follow it get a fresh process, if a restart is left."
+        )
+    return f"This may be a consequence: {poisoned['by']} had poisoned the CUDA context of this process."
 
 
 class _TextWithCrash(TerminalRepr):
@@ -124,7 +154,8 @@ def _with_tuples(data: dict[str, Any]) -> dict[str, Any]:
     """JSON has made lists of pytest's tuples, and pytest and its plugins insist on some of them."""
     data = dict(data)
     for name in ("sections", "user_properties"):
-        data[name] = [tuple(pair) for pair in data.get(name) or ()]
+        if name in data:
+            data[name] = [tuple(pair) for pair in data[name] or ()]
     for name in ("location", "longrepr"):
         if isinstance(data.get(name), list):
             data[name] = tuple(data[name])
@@ -205,7 +236,7 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
     lines = []
     if facts.get("device") == "cpu":
         lines.append("device cpu: this was NO CUDA validation (emulator)")
-    for label in ("gpu", "driver", "torch", "image", "provider", "payload", "worker", "attempts"):
+    for label in ("gpu", "driver", "torch", "image", "provider", "payload", "worker", "attempts", "extra", "coverage"):
         if facts.get(label):
             lines.append(f"{label + ':':<10}{facts[label]}")
     if facts.get("reserved") is not None:
@@ -215,6 +246,8 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
         lines.append(f"{'steps:':<10}{', '.join(facts['steps'])}")
     for step in facts.get("failed_steps") or ():
         lines.append(f"{'step:':<10}{step}")
+    for path, nodeid in (facts.get("not_sent") or {}).items():
+        lines.append(f"{'not sent:':<10}{path}, which {nodeid} misses (runpod_include)")
     for name in facts.get("left_out") or ():
         lines.append(f"{'left out:':<10}{name}")
     if facts.get("cleanup"):

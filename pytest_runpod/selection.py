@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import pytest
 
 from pytest_runpod.core.wire import Session
 from pytest_runpod.forwarding import Word, for_worker, positional, split_words
+from pytest_runpod.options import RunSettings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +25,8 @@ else:
 DISPLAY_VARIABLES: Final = (
     "CI", "BUILD_NUMBER", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "PYTEST_THEME", "PYTEST_THEME_MODE", "TERM",
 )  # fmt: skip
+# Selections by what an earlier run has left in the cache here: the worker must not add to them.
+CACHE_SELECTION: Final = ("lf", "stepwise")
 OWN_PLUGIN: Final = "runpod"
 # Needed on the worker in these very versions, if they are here; pytest's own needs follow from its pin.
 TOOLING: Final = ("pytest", "pluggy", "nbmake", "ipykernel", "pytest-xdist", "nbclient", "nbformat")
@@ -35,24 +38,32 @@ def words_of(config: pytest.Config, arguments: Sequence[str]) -> tuple[Word, ...
 
 
 def make_session(
-    config: pytest.Config, items: Sequence[pytest.Item], words: Sequence[Word], project: Project
+    config: pytest.Config,
+    settings: RunSettings,
+    items: Sequence[pytest.Item],
+    words: Sequence[Word],
+    packed: frozenset[str],
 ) -> Session:
-    """Describe *items* and the way pytest was called."""
+    """Describe *items* and the way pytest was called. *packed*: paths of the payload, relative to the root."""
     root = config.rootpath
     invocation = config.invocation_params.dir
+    there = settings.collect == "worker"
     return Session(
         root_name=root.name or "root",
         invocation_dir=_relative(invocation, root) or ".",
         inifile=_relative(config.inipath, root) if config.inipath else None,
-        args=for_worker(words, root, invocation),
+        args=(*for_worker(words, root, invocation), *_plugins_of_the_environment(config, root, packed)),
         paths=positional(words, root, invocation),
-        ids=tuple(item.nodeid for item in items),
+        ids=None if there else tuple(item.nodeid for item in items),
         python_path=_python_path(root, invocation),
-        tooling=_tooling(config),
+        tooling=_tooling(config, words),
         plugins=_active_plugins(config),
-        project=project.described(),
+        project=Project(root).described(),
         display_env={name: os.environ[name] for name in DISPLAY_VARIABLES if name in os.environ},
         maxfail=int(config.getoption("maxfail", 0) or 0),
+        extras=not there and not any(config.getoption(name, False) for name in CACHE_SELECTION),
+        modules=_project_modules(root, packed),
+        restarts=settings.restarts,
     )
 
 
@@ -76,6 +87,24 @@ class Project:
             "backend": str(build.get("build-backend", "setuptools.build_meta:__legacy__")),
             "backend_path": [str(folder) for folder in build.get("backend-path", [])],
         }
+
+    def requires_python(self) -> str | None:
+        """Of the sources if they say so, else of what is installed."""
+        stated = self.table.get("project", {}).get("requires-python")
+        installed = self.installed()
+        return stated or (installed.metadata["Requires-Python"] if installed is not None else None)
+
+    def files_for_the_build(self) -> tuple[str, ...]:
+        """Files that `pyproject.toml` names and a build backend reads; paths relative to the root."""
+        project, tool = self.table.get("project", {}), self.table.get("tool", {})
+        named: list[Any] = [project.get("readme"), project.get("license")]
+        named += tool.get("setuptools", {}).get("dynamic", {}).values()
+        named.append({"file": tool.get("hatch", {}).get("version", {}).get("path")})
+        files: list[Any] = [project["readme"]] if isinstance(project.get("readme"), str) else []
+        for entry in named:
+            file = entry.get("file") if isinstance(entry, dict) else None
+            files += file if isinstance(file, list) else [file]
+        return tuple(str(file) for file in files if file)
 
     def installed(self) -> importlib.metadata.Distribution | None:
         if not any((self.root / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg")):
@@ -109,14 +138,58 @@ def _active_plugins(config: pytest.Config) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def _tooling(config: pytest.Config) -> dict[str, str]:
-    wanted = {_canonical(name) for name in TOOLING}
-    wanted |= {_canonical(info.project_name) for _, info in config.pluginmanager.list_plugin_distinfo()}
+def plugins_by_name(config: pytest.Config, words: Iterable[Word]) -> dict[str, Path | None]:
+    """Plugins that `-p` loads, with their files; None for one that comes with an entry point or that has no file."""
+    names = [word.tokens[-1].removeprefix("-p").strip() for word in words if word.dest == "plugins"]
+    known = {id(plugin) for plugin, _ in config.pluginmanager.list_plugin_distinfo()}
+    found: dict[str, Path | None] = {}
+    for name in names:
+        plugin = config.pluginmanager.get_plugin(name)
+        if plugin is not None and not name.startswith("no:"):
+            file = None if id(plugin) in known else getattr(plugin, "__file__", None)
+            found[name] = Path(file) if file else None
+    return found
+
+
+def distribution_of(module: str) -> str | None:
+    """The distribution that *module* comes from, if it comes from one."""
+    names = importlib.metadata.packages_distributions().get(module.partition(".")[0], ())
+    return next(iter(names), None)
+
+
+def needed_distributions(config: pytest.Config, words: Iterable[Word]) -> dict[str, importlib.metadata.Distribution]:
+    """pytest, its tools and every distribution of an active plugin, by name: the worker needs them in these versions."""
+    wanted = {canonical(name) for name in TOOLING}
+    wanted |= {canonical(info.project_name) for _, info in config.pluginmanager.list_plugin_distinfo()}
+    named = (distribution_of(name) for name, path in plugins_by_name(config, words).items() if path is not None)
+    wanted |= {canonical(name) for name in named if name is not None}
     wanted.discard("pytest-runpod")
     found = ((name, _distribution(name)) for name in sorted(wanted))
-    return {
-        name: str(distribution.version) for name, distribution in found if distribution and _can_be_pinned(distribution)
-    }
+    return {name: distribution for name, distribution in found if distribution is not None}
+
+
+def _tooling(config: pytest.Config, words: Iterable[Word]) -> dict[str, str]:
+    needed = needed_distributions(config, words)
+    return {name: str(found.version) for name, found in needed.items() if _can_be_pinned(found)}
+
+
+def _plugins_of_the_environment(config: pytest.Config, root: Path, packed: frozenset[str]) -> Iterator[str]:
+    """`-p NAME` for what the variable PYTEST_PLUGINS loads here, as far as it is sent or installed there."""
+    for name in filter(None, (part.strip() for part in os.environ.get("PYTEST_PLUGINS", "").split(","))):
+        file = getattr(config.pluginmanager.get_plugin(name), "__file__", None)
+        sent = file is not None and _relative(Path(file), root) in packed
+        if sent or distribution_of(name) is not None:
+            yield from ("-p", name)
+
+
+def _project_modules(root: Path, packed: frozenset[str]) -> tuple[str, ...]:
+    """Top-level modules that this process has imported out of files that are sent."""
+    names = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." not in name and name != "__main__" and file and _relative(Path(file), root) in packed:
+            names.append(name)
+    return tuple(sorted(names))
 
 
 def _can_be_pinned(distribution: importlib.metadata.Distribution) -> bool:
@@ -142,7 +215,7 @@ def _pyproject(root: Path) -> dict[str, Any]:
         return {}
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

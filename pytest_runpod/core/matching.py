@@ -38,6 +38,10 @@ class Matcher:
     def of(cls, ids: Sequence[str]) -> Matcher:
         return cls({key: position for position, key in enumerate(keys_of(ids))})
 
+    def expect(self, ids: Sequence[str]) -> None:
+        """Learn what is expected from the side that has collected."""
+        self.expected = {key: position for position, key in enumerate(keys_of(ids))}
+
     def window(self, attempt: str, first: int, lines: Sequence[dict[str, Any]]) -> list[Finished]:
         """Take a window of lines that starts at line *first*. A gap drops what was begun: the archive will tell."""
         if self.attempt not in (None, attempt):
@@ -86,7 +90,8 @@ class Matcher:
         if before is None:
             self._done[item.key] = item.reports
             return True
-        if compare and before != item.reports:
+        shortened = any("_runpod.cut" in report for report in item.reports)  # to fit into the final archive
+        if compare and before != item.reports and not shortened:
             self.different.append(item.key)
         return False
 

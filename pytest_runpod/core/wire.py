@@ -15,7 +15,15 @@ from typing import Any, Final
 from pytest_runpod.core import unpack
 from pytest_runpod.core.archive import make_archive
 from pytest_runpod.core.canonical import canonical_json, worker_digest
-from pytest_runpod.core.limits import MAX_MEMBER, MAX_MEMBERS, MAX_PATH, MAX_RESULT, MAX_UNPACKED, SCHEMA
+from pytest_runpod.core.limits import (
+    MAX_MEMBER,
+    MAX_MEMBERS,
+    MAX_PATH,
+    MAX_RESULT,
+    MAX_UNPACKED,
+    PYTEST_RESTARTS,
+    SCHEMA,
+)
 from pytest_runpod.core.manifest import Payload
 from pytest_runpod.errors import ResultsUntrusted
 
@@ -40,13 +48,16 @@ class Session:
     inifile: str | None
     args: tuple[str, ...]
     paths: tuple[str, ...]
-    ids: tuple[str, ...]
+    ids: tuple[str, ...] | None
     python_path: tuple[str, ...]
     tooling: Mapping[str, str]
     plugins: tuple[str, ...]
     project: Mapping[str, Any] | None
     display_env: Mapping[str, str]
     maxfail: int = 0
+    extras: bool = True
+    modules: tuple[str, ...] = ()
+    restarts: int = PYTEST_RESTARTS
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -55,13 +66,16 @@ class Session:
             "inifile": self.inifile,
             "args": list(self.args),
             "paths": list(self.paths),
-            "ids": list(self.ids),
+            "ids": None if self.ids is None else list(self.ids),
             "python_path": list(self.python_path),
             "tooling": dict(self.tooling),
             "plugins": list(self.plugins),
             "project": None if self.project is None else dict(self.project),
             "display_env": dict(self.display_env),
             "maxfail": self.maxfail,
+            "extras": self.extras,
+            "modules": list(self.modules),
+            "restarts": self.restarts,
         }
 
 
