@@ -32,13 +32,15 @@ def hand_over(config: pytest.Config, folder: Path, run: str, local: Callable[[st
     found = sorted(folder.glob("data-*"))
     if controller is None:
         return 0
-    base = Path(controller.combining_cov.config.data_file)
+    base, branches = Path(controller.combining_cov.config.data_file), bool(controller.cov.config.branch)
     for number, source in enumerate(found):
-        _localize(source, base.with_name(f"{base.name}.runpod-{run}-{number}"), local)
+        target = base.with_name(f"{base.name}.runpod-{run}-{number}")
+        _localize(source, target, local, branches=branches)
     return len(found)
 
 
-def _localize(source: Path, target: Path, local: Callable[[str], str]) -> None:
+def _localize(source: Path, target: Path, local: Callable[[str], str], *, branches: bool) -> None:
+    """Write *source* again as *target*. coverage insists that files which it combines are alike in measuring branches."""
     from coverage import CoverageData
 
     theirs, ours = CoverageData(basename=str(source)), CoverageData(basename=str(target))
@@ -47,7 +49,7 @@ def _localize(source: Path, target: Path, local: Callable[[str], str]) -> None:
         theirs.set_query_context(context)
         ours.set_context(context or None)
         for path in theirs.measured_files():
-            if theirs.has_arcs():
+            if branches:
                 ours.add_arcs({local(path): theirs.arcs(path) or []})
             else:
                 ours.add_lines({local(path): theirs.lines(path) or []})

@@ -12,16 +12,28 @@ from typing import Any
 
 import processes
 
+LONGEST_WORDS = 1400  # of what a failed step said; its log has the rest
 IMAGE_VARIABLES = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 IMAGE_PREFIXES = ("CUDA_", "NVIDIA_", "NV_")
 INSTALL_PREFIXES = ("PIP_", "UV_", "SSL_")
+
+
+def last_lines(text: str, longest: int) -> str:
+    """The end of *text* in whole lines without blank ones, at most *longest* characters."""
+    kept: list[str] = []
+    for line in reversed([line.rstrip() for line in text.splitlines() if line.strip()]):
+        longest -= len(line) + 1
+        if longest < 0:
+            break
+        kept.insert(0, line)
+    return "\n".join(kept)
 
 
 class StepFailed(Exception):
     """A step that the rest depends on: its name, its exit status, and the end of what it said."""
 
     def __init__(self, step: str, exit_status: int | None, words: str) -> None:
-        words = words.strip()[-600:] or "no output"
+        words = last_lines(words, LONGEST_WORDS) or "no output"
         super().__init__(f"{step}: {words}" if exit_status is not None else f"{step}: ended at the deadline: {words}")
         self.step, self.exit_status = step, exit_status
 
@@ -113,6 +125,7 @@ class TestEnvironment:
             await self._watched("packages", self._pip_install(missing))
         project = self.session["project"]
         if project is not None:
+            self._hand_the_version_over(str(project["version"]))
             await self._bring_build_needs(project)
             await self._watched("project", self._install_project(project))
         self.found = await self._probe() if self.installed or project is not None else self.found
@@ -193,13 +206,15 @@ class TestEnvironment:
             return [uv, "pip", "install", "--python", str(self.places.python), "--no-config", *options]
         return [str(self.places.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *options]
 
-    def _install_project(self, project: Mapping[str, Any]) -> list[str]:
-        version = str(project["version"])
+    def _hand_the_version_over(self, version: str) -> None:
+        """A version that comes from version control cannot be found here; backends ask for it at each step."""
         self.env.update(
             SETUPTOOLS_SCM_PRETEND_VERSION=version,
             PDM_BUILD_SCM_VERSION=version,
             POETRY_DYNAMIC_VERSIONING_BYPASS=version,
         )
+
+    def _install_project(self, project: Mapping[str, Any]) -> list[str]:
         options = ["--no-deps", "--no-build-isolation", "--editable", str(self.places.root)]
         if uv := uv_program():
             return [uv, "pip", "install", "--python", str(self.places.python), "--no-config", *options]

@@ -204,6 +204,6 @@ def test_warnings_as_errors_find_none_of_ours(project):
         conftest="import gc\ndef pytest_sessionfinish(): gc.collect()\n",
         **{"pytest.ini": "[pytest]\nfilterwarnings = error\n"},
     )
-    done = project.run(project.remote("-W", "error"), PYTHONWARNDEFAULTENCODING="1")
+    done = project.run(project.remote("-W", "error", "-p", "no:asyncio"), PYTHONWARNDEFAULTENCODING="1")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "warnings summary" not in done.stdout

@@ -45,13 +45,13 @@ def test_artifacts_of_a_local_run_go_to_a_temporary_folder(pytester):
 def test_hooks_in_a_conftest_are_accepted_without_a_remote_run(pytester):
     pytester.makeconftest("def pytest_runpod_payload_files(config, files):\n    raise AssertionError('not called')\n")
     pytester.makepyfile("def test_it(): pass")
-    pytester.runpytest_subprocess("-W", "error").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("-W", "error", "-p", "no:asyncio").assert_outcomes(passed=1)
 
 
 def test_warnings_as_errors_find_none_of_ours(pytester):
     pytester.makepyfile("def test_it(): pass")
     pytester.makeini("[pytest]\nfilterwarnings = error\nrunpod_include = data/**\n")
-    pytester.runpytest_subprocess("--strict-config").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess("--strict-config", "-p", "no:asyncio").assert_outcomes(passed=1)
 
 
 def test_with_the_plugin_switched_off_nothing_of_it_is_there(pytester):

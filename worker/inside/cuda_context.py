@@ -30,18 +30,17 @@ class CudaContext:
         self.may_restart = bool(control["may_restart"])
         self.culprit: str | None = None
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
-        result = yield
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_call(self) -> None:
+        """After the test's own. No wrapper: each would add its frames to a traceback that somebody prints in full."""
         wait_for_cuda()
-        return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.failed and (message := sticky_error(str(report.longrepr))) and not cuda_still_works():
-            report.__dict__["_runpod.poisoned"] = {"message": message, "by": self.culprit or item.nodeid}
+        if report.failed and (message := poison_in(str(report.longrepr))):
             self.culprit = self.culprit or item.nodeid
+            report.__dict__["_runpod.poisoned"] = {"message": message, "by": self.culprit}
         return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -52,25 +51,31 @@ class CudaContext:
         return result
 
 
+def poison_in(failure: str) -> str | None:
+    """Say what has poisoned the context, if it is: asked of CUDA itself where this process has used it through torch.
+
+    Elsewhere nothing can be asked, and the text of the *failure* decides.
+    """
+    if not cuda_in_use():
+        return sticky_error(failure)
+    try:
+        wait_for_cuda()
+    except RuntimeError as error:
+        return sticky_error(str(error)) or str(error).split("\n", 1)[0]
+    return None
+
+
 def sticky_error(text: str) -> str | None:
-    """Find, in the text of a failure, an error after which CUDA fails in this process whatever is tried."""
+    """Find an error after which CUDA fails in this process whatever is tried."""
     return next((message for message in STICKY if message in text), None)
 
 
 def wait_for_cuda() -> None:
-    """Wait for the kernels of this process, if it has used CUDA through torch. Raises: RuntimeError: one of them failed."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized() and not cuda._is_in_bad_fork():
-        cuda.synchronize()
+    """Wait for the kernels of this process. Raises: RuntimeError: one of them failed."""
+    if cuda_in_use():
+        sys.modules["torch"].cuda.synchronize()
 
 
-def cuda_still_works() -> bool:
-    """Probe the context. Without torch, or before it has used CUDA, nothing can be probed: the error's text then decides."""
+def cuda_in_use() -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None or not cuda.is_initialized():
-        return False
-    try:
-        wait_for_cuda()
-    except RuntimeError:
-        return False
-    return True
+    return cuda is not None and bool(cuda.is_initialized()) and not cuda._is_in_bad_fork()

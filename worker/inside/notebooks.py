@@ -14,17 +14,20 @@ class Notebooks:
 
     def __init__(self, control: dict[str, Any]) -> None:
         self.root, self.folder = Path(control["root"]), Path(control["notebooks"])
+        self.source: bytes | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        path = item.path
+        is_ours = path.suffix == ".ipynb" and path.is_relative_to(self.root) and path.is_file()
+        self.source = path.read_bytes() if is_ours else None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        path = item.path
-        if path.suffix != ".ipynb" or not path.is_relative_to(self.root) or not path.is_file():
-            return (yield)
-        source = path.read_bytes()
-        try:
-            return (yield)
-        finally:
-            self._keep(path, source)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+        if call.when == "call" and self.source is not None:
+            self._keep(item.path, self.source)
+            self.source = None
+        return (yield)
 
     def _keep(self, path: Path, source: bytes) -> None:
         executed = path.read_bytes() if path.is_file() else source
