@@ -57,7 +57,7 @@ def _python_differs(
     version = image_python(settings)
     if version is None:
         return
-    wanted = {"the project": project.requires_python()}
+    wanted = {"the project": _python_of(project)}
     wanted.update(
         {name: found.metadata["Requires-Python"] for name, found in needed_distributions(config, words).items()}
     )
@@ -65,6 +65,14 @@ def _python_differs(
         if specifier and not _fits(version, str(specifier)):
             shown = version.removesuffix(".99")
             yield f"{name} needs Python {specifier}, the image has {shown}: choose another image (--runpod-image)"
+
+
+def _python_of(project: Project) -> str | None:
+    """What the project demands; nothing if it is not installed, and this Python does not meet the demand either."""
+    specifier = project.requires_python()
+    if specifier and project.installed() is None and not _fits(platform.python_version(), specifier):
+        return None
+    return specifier
 
 
 def _fits(version: str, specifier: str) -> bool:

@@ -19,14 +19,33 @@ def nothing_was_created(project, done) -> bool:
 # --- before anything is created
 
 
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+[project]
+name = "homemade"
+"""
+
+
+def installed(project) -> str:
+    """Let the project pass for an installed one. Returns the folder that has to stand on PYTHONPATH."""
+    metadata = project.root.parent / "site" / "homemade-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: homemade\nVersion: 1.0\n")
+    return str(metadata.parent)
+
+
 def test_a_project_that_needs_another_python_is_refused(project):
-    project.write(
-        test_it=PASSES, **{"pyproject.toml": '[project]\nname = "p"\nversion = "1"\nrequires-python = ">=3.99"\n'}
-    )
-    done = project.run(project.remote())
+    project.write(test_it=PASSES, **{"pyproject.toml": PYPROJECT + 'version = "1"\nrequires-python = ">=3.99"\n'})
+    done = project.run(project.remote(), PYTHONPATH=installed(project))
     assert nothing_was_created(project, done), done.stdout
     assert "the project needs Python >=3.99" in done.stdout
     assert "Nothing was created, nothing was billed." in done.stdout
+
+
+def test_sources_that_run_here_against_their_own_demand_run_there_too(project):
+    project.write(test_it=PASSES, **{"pyproject.toml": PYPROJECT + 'version = "1"\nrequires-python = ">=3.99"\n'})
+    assert "1 passed" in project.run(project.remote()).stdout
 
 
 @pytest.mark.parametrize(
@@ -71,17 +90,10 @@ def test_a_plugin_of_the_project_that_the_environment_loads_is_loaded_there_too(
 
 
 def test_a_file_that_the_build_reads_and_that_is_not_sent_is_named(project):
-    pyproject = (
-        '[build-system]\nrequires = ["setuptools"]\n[project]\nname = "homemade"\ndynamic = ["version"]\n'
-        '[tool.setuptools.dynamic]\nversion = {file = "VERSION"}\n'
-    )
-    metadata = {"METADATA": "Metadata-Version: 2.1\nName: homemade\nVersion: 1.0\n"}
-    project.write(test_it=PASSES, **{"pyproject.toml": pyproject})
+    dynamic = 'dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {file = "VERSION"}\n'
+    project.write(test_it=PASSES, **{"pyproject.toml": PYPROJECT + dynamic})
     (project.root / "VERSION").write_text("1.0")
-    site = project.root.parent / "site" / "homemade-1.0.dist-info"
-    site.mkdir(parents=True)
-    (site / "METADATA").write_text(metadata["METADATA"])
-    done = project.run(project.remote(), PYTHONPATH=str(site.parent))
+    done = project.run(project.remote(), PYTHONPATH=installed(project))
     assert nothing_was_created(project, done), done.stdout
     assert "the project's build reads VERSION, which is not sent: runpod_include = VERSION" in done.stdout
 
