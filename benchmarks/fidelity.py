@@ -52,9 +52,9 @@ class Case:
     environment: str
     install: str
     args: str
+    env: Mapping[str, str]
     checkout: str = ""
     remote_args: str = ""
-    env: Mapping[str, str] | None = None
 
     @property
     def folder(self) -> str:
@@ -62,7 +62,8 @@ class Case:
 
     @property
     def remote(self) -> str:
-        return " ".join([*self.args.split("\n"), REMOTE, self.remote_args]).strip()
+        """The arguments of the remote run: the variables go to the worker by name, or it would have other ones."""
+        return " ".join([self.args, REMOTE, f"--runpod-env={','.join(self.env)}", self.remote_args])
 
     def python(self, known: Mapping[str, Path]) -> Path:
         """Raises: SystemExit: none of *known* is for this case."""
@@ -205,7 +206,7 @@ def compare(one: Mapping[str, list[Report]], other: Mapping[str, list[Report]]) 
 
 def measure(case: Case, checkout: Path, python: Path) -> dict[str, Any]:
     """Run plain, plain, remote, and compare; in the form that an outside comparison writes."""
-    env, normalise = case.env or {}, normaliser(checkout)
+    env, normalise = case.env, normaliser(checkout)
     with tempfile.TemporaryDirectory() as folder:
         plain, again, remote = (
             run(checkout, python, args, env, Path(folder), name)
@@ -214,8 +215,9 @@ def measure(case: Case, checkout: Path, python: Path) -> dict[str, Any]:
     tests, control, others = (by_test(each["reports"], normalise) for each in (plain, again, remote))
     noise = list(compare(tests, control))
     differences = {test: what for test, what in compare(tests, others).items() if test not in noise}
+    counted = {test for test in {*tests, *others} if not test.startswith("collect:") or test in differences}
     return {
-        "tests": len({*tests, *others} - set(noise)),
+        "tests": len(counted - set(noise)),
         "different": len(differences),
         "noise": noise,
         "exit": [plain["exit"], remote["exit"]],
@@ -228,7 +230,7 @@ def measure_with(tool: Path, case: Case, checkout: Path, python: Path) -> dict[s
     """Leave it to *tool*. Raises: SystemExit: it wrote no figures."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "figures.json"
-        env = [word for name, value in (case.env or {}).items() for word in ("--env", f"{name}={value}")]
+        env = [word for name, value in case.env.items() for word in ("--env", f"{name}={value}")]
         sides = [f"--a={case.args}", f"--b={case.remote}"]
         command = [sys.executable, str(tool), str(checkout), str(python), *sides, "--control", "--level", "text"]
         subprocess.run([*command, *env, "--json", str(target)], check=False)
@@ -262,12 +264,13 @@ def figures_of(case: Case, checkout: Path, python: Path, tool: Path | None) -> d
 INTRODUCTION = """\
 # Whether the same comes back
 
-`python benchmarks/fidelity.py` runs public projects three times in one checkout and environment: plain `pytest`,
-plain `pytest` again, and `pytest {remote}`. The reports that reach the local pytest are compared test by test:
-outcome of every phase and subtest, reasons of skips and xfails, and whole failure texts, in which checkout, temporary
-folders, addresses, ids and times are made equal. Tests on which the two plain runs disagree are noise and left out.
-Failing tests are real failures of these environments, kept on purpose. `benchmarks/fidelity.toml` has the commits,
-arguments and environments.
+`python benchmarks/fidelity.py` runs public projects three times in one checkout and environment: plain `pytest`, plain
+`pytest` again, and on the embedded provider (`{remote}`,
+and `--runpod-env` with the names of the variables that the plain run has). The reports that reach the local pytest are
+compared test by test: outcome of every phase and subtest, reasons of skips and xfails, and whole failure texts, in which
+checkout, temporary folders, addresses, ids and times are made equal. Tests on which the two plain runs disagree are noise
+and left out. Failing tests are real failures of these environments, kept on purpose. `benchmarks/fidelity.toml` has the
+commits, arguments, variables and environments.
 
 {taken}
 
