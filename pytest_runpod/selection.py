@@ -107,11 +107,13 @@ class Project:
         return tuple(str(file) for file in files if file)
 
     def installed(self) -> importlib.metadata.Distribution | None:
+        """The distribution that was installed from this root; one of the same name from an index is none of it."""
         if not any((self.root / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg")):
             return None
         name = self.table.get("project", {}).get("name") or self.table.get("tool", {}).get("poetry", {}).get("name")
         if isinstance(name, str):
-            return _distribution(name)
+            named = _distribution(name)
+            return named if named is not None and _is_local(named, self.root) else None
         return next((found for found in importlib.metadata.distributions() if _installed_from(found, self.root)), None)
 
 
@@ -206,6 +208,12 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 
 def _installed_from(distribution: importlib.metadata.Distribution, root: Path) -> bool:
     return root.as_uri() in (distribution.read_text("direct_url.json") or "")
+
+
+def _is_local(distribution: importlib.metadata.Distribution, root: Path) -> bool:
+    """From the root, or from a wheel that was built of it, or (`setup.py develop`) with its metadata in the root."""
+    origin = distribution.read_text("direct_url.json") or ""
+    return '"file:' in origin or Path(str(distribution.locate_file(""))).is_relative_to(root)
 
 
 def _pyproject(root: Path) -> dict[str, Any]:

@@ -32,6 +32,9 @@ def installed(project) -> str:
     metadata = project.root.parent / "site" / "homemade-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: homemade\nVersion: 1.0\n")
+    (metadata / "direct_url.json").write_text(
+        json.dumps({"url": project.root.as_uri(), "dir_info": {"editable": True}})
+    )
     return str(metadata.parent)
 
 
