@@ -86,6 +86,7 @@ class RemoteHooks:
         self.run = run
         self.collects_there = run.settings.collect == "worker"
         self.deselected: set[str] = set()
+        self.warned: set[tuple[str | None, str]] = set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
@@ -97,6 +98,10 @@ class RemoteHooks:
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         self.deselected.update(item.nodeid for item in items)
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
+        if when != "runtest" and self.run.stream is None:
+            self.warned.add((warning_message.category.__name__, str(warning_message.message)))
 
     def _refuse_halves_of_twins(self, session: pytest.Session) -> None:
         """Items with one id are told apart by their position among all of that id; of some of them nobody could tell which."""
@@ -115,7 +120,7 @@ class RemoteHooks:
         if session.config.option.collectonly or _collection_failed(session) or (here and not session.items):
             return None
         self._refuse_halves_of_twins(session)
-        self.run.begin(session)
+        self.run.begin(session, self.warned)
         session.testscollected += 1
         with _signals_raise(), _our_own_warnings_ignored():
             try:

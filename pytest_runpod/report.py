@@ -104,7 +104,7 @@ def make_reports(
         local = places.localized(data) if places else data
         report = config.hook.pytest_report_from_serializable(config=config, data=_with_tuples(local))
         if "_runpod.crash" in local:
-            report.longrepr = _TextWithCrash(local["longrepr"], ReprFileLocation(**local["_runpod.crash"]))
+            report.longrepr = _Text(local["longrepr"], local["_runpod.crash"])
         for name in ("_runpod.crash", "_runpod.cut", "_runpod.poisoned"):
             report.__dict__.pop(name, None)
         if "_runpod.poisoned" in local:
@@ -140,11 +140,13 @@ def poison_text(key: Key, poisoned: Mapping[str, Any]) -> str:
     return f"This may be a consequence: {poisoned['by']} had poisoned the CUDA context of this process."
 
 
-class _TextWithCrash(TerminalRepr):
-    """What a plugin said of a failure, and the one line of it that the short summary shows."""
+class _Text(TerminalRepr):
+    """A plugin's own kind of failure: its text, and the one line of it that the short summary shows, if it shows one."""
 
-    def __init__(self, text: str, reprcrash: ReprFileLocation) -> None:
-        self.text, self.reprcrash = text, reprcrash
+    def __init__(self, text: str, crash: Mapping[str, Any] | None) -> None:
+        self.text = text
+        if crash is not None:
+            self.reprcrash = ReprFileLocation(**crash)
 
     def toterminal(self, tw: TerminalWriter) -> None:
         tw.line(self.text)

@@ -93,10 +93,11 @@ class RemoteRun:
         self.facts: dict[str, Any] = {"device": settings.device}
         self.cleaned = False
 
-    def begin(self, session: pytest.Session) -> None:
-        """Take the items of *session*: what follows is about them."""
+    def begin(self, session: pytest.Session, warned: set[tuple[str | None, str]]) -> None:
+        """Take the items of *session*: what follows is about them. *warned*: class and text of the warnings until now."""
         collected = Collected(session, there=self.settings.collect == "worker")
         self.stream = Stream(self.settings, collected, self.results, self.facts, self.say)
+        self.stream.warned_here = warned
         coverage_data.expect_data_from_elsewhere(self.config)
 
     # --- what the fixtures ask for, in this order

@@ -75,6 +75,7 @@ class Stream:
         self.places: Places | None = None
         self.last_state: Job | None = None
         self.stayed: dict[str, Decision] = {}
+        self.warned_here: set[tuple[str | None, str]] = set()  # class and text of what was warned of before the run
 
     def follow(self, deployment: Deployment, job: Job, sent: Submitted) -> Iterator[None]:
         """Publish items as they come back; yields after each of them, so that the loop can stop.
@@ -115,7 +116,7 @@ class Stream:
         deaths = [line for line in lines if line["kind"] == "died"]
         yield from self._publish(self.matcher.final([*reports, *deaths]))
         for line in lines:
-            if line["kind"] == "warning":
+            if line["kind"] == "warning" and not self._was_warned_here(line):
                 publish_warning(line, self.config, self.places)
         self._hand_coverage_over()
         self.config.hook.pytest_runpod_results(
@@ -213,6 +214,12 @@ class Stream:
                 report = make_collect_report(self.config, line["report"], self.places)
                 self._explain((report.nodeid, 1), [report])
                 self.config.hook.pytest_collectreport(report=report)
+
+    def _was_warned_here(self, line: dict[str, Any]) -> bool:
+        """Both sides configure and collect: what both warn of while they do so is one warning."""
+        message = line["message"]
+        key = (message.get("category_class"), self.places.local_text(message["message_str"]) if self.places else "")
+        return line["when"] != "runtest" and key in self.warned_here
 
     def _publish(self, finished: list[Finished]) -> Iterator[None]:
         for one in finished:

@@ -144,6 +144,12 @@ def project(tmp_path: Path) -> Project:
     return Project(root)
 
 
+@pytest.fixture(scope="module")
+def make_project(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Make a project that several tests of a module share."""
+    return lambda name: Project(tmp_path_factory.mktemp(name, numbered=False))
+
+
 def eventually(look: Any, limit_s: float = 60.0) -> Any:
     """Look again until *look* gives something true; fail if it never does."""
     until = time.monotonic() + limit_s

@@ -45,7 +45,9 @@ def cases_of(lines: Iterable[dict[str, Any]]) -> list[Case]:
         if line.get("id") is None or line["kind"] not in ("start", "report", "finish", "died"):
             continue
         case = cases.setdefault((line["id"], line["n"]), Case((line["id"], line["n"])))
-        if line["kind"] == "report":
+        if line["kind"] == "start":
+            case.finished = False  # of a rerun, too
+        elif line["kind"] == "report":
             case.lines.append(line)
         elif line["kind"] == "finish":
             case.finished = True

@@ -17,8 +17,10 @@ SKIPPED_FOLDERS: Final = frozenset({
     ".tox", ".nox", "node_modules", ".direnv", ".eggs", "htmlcov", ".pytest_runpod", ".idea", ".vscode",
 })  # fmt: skip
 
+CACHE_MARK: Final = "CACHEDIR.TAG"
 SKIPPED_AT_THE_ROOT: Final = frozenset({"build", "dist"})  # further down they may well be packages
-ENVIRONMENT_MARKS: Final = ("pyvenv.cfg", "conda-meta")  # a folder that holds one of these is an environment
+# A folder that holds one of these is an environment, or (https://bford.info/cachedir) a cache: our results are marked so too.
+ENVIRONMENT_MARKS: Final = ("pyvenv.cfg", "conda-meta", CACHE_MARK)
 
 # Never packed, not even when named by runpod_include: files whose only use is to hold credentials.
 SECRET_FILES: Final = (

@@ -43,8 +43,14 @@ def _lines_of(case: Any) -> list[dict[str, Any]]:
     except (KeyError, TypeError, ValueError) as slip:
         raise _untrusted(f"the test case {case.name!r} does not say which item it is: {slip!r}") from slip
     finished = named.get("runpod.finished", "true") == "true"
-    edge = {"id": nodeid, "n": number}
-    return [{"kind": "start", **edge}, *reports, *([{"kind": "finish", **edge}] if finished else [])]
+    tries = sorted({int(report.get("try", 1)) for report in reports} or {1})
+    lines: list[dict[str, Any]] = []
+    for attempt in tries:
+        edge = {"id": nodeid, "n": number, "try": attempt}
+        lines += [{"kind": "start", **edge}, *(report for report in reports if report.get("try", 1) == attempt)]
+        if finished or attempt != tries[-1]:
+            lines.append({"kind": "finish", **edge})
+    return lines
 
 
 def _untrusted(why: str) -> ResultsUntrusted:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Key = tuple[str, int]
+Try = tuple[str, int, int]  # a rerun is a further try of the same item
 
 
 @dataclass(slots=True)
 class Finished:
-    """One item that is done: its reports as they came, and how its process died, if it did."""
+    """One item that is done, or one try of it: its reports as they came, and how its process died, if it did."""
 
     key: Key
     reports: list[dict[str, Any]]
@@ -30,8 +31,8 @@ class Matcher:
     expected: dict[Key, int]
     attempt: str | None = None
     different: list[Key] = field(default_factory=list)
-    _open: dict[Key, list[dict[str, Any]]] = field(default_factory=dict)
-    _done: dict[Key, list[dict[str, Any]]] = field(default_factory=dict)
+    _open: dict[Try, list[dict[str, Any]]] = field(default_factory=dict)
+    _done: dict[Try, list[dict[str, Any]]] = field(default_factory=dict)
     _next_line: int = 0
 
     @classmethod
@@ -61,10 +62,8 @@ class Matcher:
 
     def missing(self) -> list[Key]:
         """Items that were expected and are not done, in their order here."""
-        return sorted((key for key in self.expected if key not in self._done), key=self.expected.__getitem__)
-
-    def done(self, key: Key) -> bool:
-        return key in self._done
+        done = {(nodeid, number) for nodeid, number, _ in self._done}
+        return sorted((key for key in self.expected if key not in done), key=self.expected.__getitem__)
 
     def _take(self, lines: Iterable[dict[str, Any]], *, compare: bool = False) -> list[Finished]:
         finished = []
@@ -72,23 +71,25 @@ class Matcher:
             kind = line["kind"]
             if kind not in ("start", "report", "finish", "died") or line.get("id") is None:
                 continue
-            key = (str(line["id"]), int(line.get("n") or 1))
+            one = (str(line["id"]), int(line.get("n") or 1), int(line.get("try") or 1))
+            if kind == "died":
+                one = next((open_one for open_one in self._open if open_one[:2] == one[:2]), one)
             if kind == "start":
-                self._open[key] = []
-            elif key not in self._open and not (compare and kind == "died"):
+                self._open[one] = []
+            elif one not in self._open and not (compare and kind == "died"):
                 continue  # its beginning was lost in a gap
             elif kind == "report":
-                self._open[key].append(line["report"])
+                self._open[one].append(line["report"])
             else:
-                item = Finished(key, self._open.pop(key, []), line if kind == "died" else None)
-                if self._is_new(item, compare=compare):
+                item = Finished(one[:2], self._open.pop(one, []), line if kind == "died" else None)
+                if self._is_new(one, item, compare=compare):
                     finished.append(item)
         return finished
 
-    def _is_new(self, item: Finished, *, compare: bool) -> bool:
-        before = self._done.get(item.key)
+    def _is_new(self, one: Try, item: Finished, *, compare: bool) -> bool:
+        before = self._done.get(one)
         if before is None:
-            self._done[item.key] = item.reports
+            self._done[one] = item.reports
             return True
         shortened = any("_runpod.cut" in report for report in item.reports)  # to fit into the final archive
         if compare and before != item.reports and not shortened:

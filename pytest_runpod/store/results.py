@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
+from pytest_runpod.core.choice import CACHE_MARK
 from pytest_runpod.core.unpack import Member
 from pytest_runpod.store.atomic import write_atomic
+
+CACHE_TEXT: Final = "Signature: 8a477f597d28d172789f06886806bc55\n# The results of a run of pytest-runpod.\n"
 
 
 def save(folder: Path, name: str, data: bytes) -> None:
@@ -28,7 +32,8 @@ def save_members(folder: Path, members: Iterable[Member]) -> None:
 
 
 def _prepare(folder: Path) -> None:
+    """Let git and everybody who packs folders, us too, pass this one by."""
     folder.mkdir(parents=True, exist_ok=True)
-    ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")
+    for name, text in ((".gitignore", "*\n"), (CACHE_MARK, CACHE_TEXT)):
+        if not (folder / name).exists():
+            (folder / name).write_text(text, encoding="utf-8")

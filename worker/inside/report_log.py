@@ -34,7 +34,10 @@ class ReportLog:
         self.started: Counter[str] = Counter()
         for nodeid, number in control["before"]:
             self.started[nodeid] = max(self.started[nodeid], number)
-        self.running: dict[str, int] = {}
+        self.counts: Counter[str] = (
+            Counter()
+        )  # how many items have that id, those that earlier processes have run included
+        self.tries: Counter[tuple[str, int]] = Counter()
         self.errors: list[dict[str, Any]] = []
         self.longest = int(control["max_text"])
         self.pid, self.host = os.getpid(), socket.gethostname()
@@ -83,6 +86,7 @@ class ReportLog:
             nodeids = [re.sub(r"@[^@\[\]]*$", "", nodeid) for nodeid in nodeids]
         ids = [client_id(nodeid, self.keys) for nodeid in nodeids]
         found: Counter[str] = Counter(ids)
+        self.counts = found + self.started
         missing = [nodeid for nodeid, number in sorted(self.keys) if number > found[nodeid] + self.started[nodeid]]
         wanted = {nodeid for nodeid, _ in self.keys}
         extra = [] if self.everything else [nodeid for nodeid in ids if nodeid not in wanted]
@@ -93,10 +97,17 @@ class ReportLog:
     # --- tests
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Once all items of an id have started, what starts again is another try of the last one: a rerun."""
         key = client_id(nodeid, self.keys)
-        self.started[key] += 1
-        self.running[key] = self.started[key]
-        self.write("start", id=key, n=self.running[key])
+        if self.started[key] < max(1, self.counts[key]):
+            self.started[key] += 1
+        self.tries[key, self.started[key]] += 1
+        self.write("start", **self.which(key))
+
+    def which(self, key: str) -> dict[str, Any]:
+        """The item that runs: its id, its occurrence, and the try."""
+        number = self.started[key] or 1
+        return {"id": key, "n": number, "try": self.tries[key, number] or 1}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         key = client_id(report.nodeid, self.keys)
@@ -106,22 +117,20 @@ class ReportLog:
         data["nodeid"] = key
         data.pop(
             "node", None
-        )  # xdist's handle of the process; reporters take a report that has one for a live xdist session
-        crash = getattr(report.longrepr, "reprcrash", None)
-        if (
-            isinstance(data.get("longrepr"), str) and crash is not None
-        ):  # pytest keeps only the text of a plugin's own kind
-            data["_runpod.crash"] = {"path": crash.path, "lineno": crash.lineno, "message": crash.message}
+        )  # xdist's handle of a process: reporters take a report that has one for a live xdist session
+        if isinstance(data.get("longrepr"), str) and not isinstance(report.longrepr, str):
+            data["_runpod.crash"] = crash_of(
+                report.longrepr
+            )  # of a plugin's own kind of failure pytest keeps only the text
         data, cut = shortened(data, self.longest)
         if cut:
             data["_runpod.cut"] = cut
-        self.write("report", id=key, n=self.running.get(key, 1), report=data, pid=self.pid, host=self.host)
+        self.write("report", **self.which(key), report=data, pid=self.pid, host=self.host)
         if str(report.when) == XDIST_CRASH:  # xdist blames a test that ended its process, and says no more about it
             self.pytest_runtest_logfinish(report.nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        key = client_id(nodeid, self.keys)
-        self.write("finish", id=key, n=self.running.get(key, 1))
+        self.write("finish", **self.which(client_id(nodeid, self.keys)))
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
         self.write("warning", when=when, id=nodeid, location=location, message=serialized_warning(warning_message))
@@ -135,6 +144,12 @@ class ReportLog:
             if self.origins.elsewhere:
                 self.write("elsewhere", modules=self.origins.elsewhere)
             self.write("end", exitstatus=int(session.exitstatus))
+
+
+def crash_of(longrepr: Any) -> dict[str, Any] | None:
+    """The place and the message that the short summary shows; None if it shows none."""
+    crash = getattr(longrepr, "reprcrash", None)
+    return None if crash is None else {"path": crash.path, "lineno": crash.lineno, "message": crash.message}
 
 
 def line_of(content: dict[str, Any]) -> str:
