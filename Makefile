@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/python -m pytest notebooks tests/gpu --nbmake --runpod --runpod-provider=emulator --runpod-device=cpu --runpod-accuracy
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -63,3 +63,33 @@ def test_a_test_whose_process_died_is_done_and_says_how():
     )
     assert one.death is not None
     assert matcher.missing() == []
+
+
+def test_a_rerun_is_a_further_try_of_the_same_item_and_both_are_handed_out():
+    def lines(attempt, outcome):
+        edge = {"id": "a", "n": 1, "try": attempt}
+        return [
+            {"kind": "start", **edge},
+            {"kind": "report", **edge, "report": {"outcome": outcome}},
+            {"kind": "finish", **edge},
+        ]
+
+    matcher = Matcher.of(["a"])
+    told = matcher.window("x", 0, lines(1, "rerun"))
+    told += matcher.final([*lines(1, "rerun"), *lines(2, "passed")])
+    assert [[report["outcome"] for report in one.reports] for one in told] == [["rerun"], ["passed"]]
+    assert (matcher.missing(), matcher.different) == ([], [])
+
+
+def test_what_was_cut_to_fit_into_the_archive_is_no_difference():
+    def lines(report):
+        return [
+            {"kind": "start", "id": "a", "n": 1},
+            {"kind": "report", "id": "a", "n": 1, "report": report},
+            {"kind": "finish", "id": "a", "n": 1},
+        ]
+
+    matcher = Matcher.of(["a"])
+    matcher.window("x", 0, lines({"longrepr": "long"}))
+    matcher.final(lines({"longrepr": "l", "_runpod.cut": 3}))
+    assert matcher.different == []

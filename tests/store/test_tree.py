@@ -7,6 +7,7 @@ import pytest
 
 from pytest_runpod.core.manifest import make_payload
 from pytest_runpod.errors import PayloadRefused
+from pytest_runpod.store.results import save
 from pytest_runpod.store.tree import pack, survey
 
 
@@ -57,3 +58,9 @@ def test_a_link_out_of_the_project_is_refused(tmp_path):
     (root / "notes.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(PayloadRefused, match="leads out of the project"):
         pack(root, survey(root, (), ()))
+
+
+def test_a_folder_of_results_is_not_packed_wherever_it_lies(tmp_path):
+    write(tmp_path, **{"a.py": ""})
+    save(tmp_path / "out", "notes.txt", b"x")
+    assert packed_paths(tmp_path) == ["a.py"]

@@ -191,3 +191,13 @@ def test_another_version_of_the_tooling_is_refused_before_a_test_runs(bench, mon
     output = bench.run(job)
     assert "pytest" in output.error
     assert output.lines == []
+
+
+@pytest.mark.parametrize("args", [[], ["-n", "1"]], ids=["one process", "xdist"])
+def test_a_rerun_is_told_as_a_further_try(bench, args):
+    source = "tries = []\ndef test_flaky():\n    tries.append(1)\n    assert len(tries) == 2\n"
+    plugins = ["xdist", "xdist.looponfail", "rerunfailures"]
+    job = bench.input({"test_a.py": source}, ["test_a.py::test_flaky"], args=["--reruns=1", *args], plugins=plugins)
+    output = bench.run(job)
+    assert [(line["n"], line["try"]) for line in output.lines if line["kind"] == "finish"] == [(1, 1), (1, 2)]
+    assert output.value["summary"] == {"total": 1, "passed": 1}
