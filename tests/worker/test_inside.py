@@ -201,3 +201,29 @@ def test_a_rerun_is_told_as_a_further_try(bench, args):
     output = bench.run(job)
     assert [(line["n"], line["try"]) for line in output.lines if line["kind"] == "finish"] == [(1, 1), (1, 2)]
     assert output.value["summary"] == {"total": 1, "passed": 1}
+
+
+def test_half_a_surrogate_does_not_end_a_process_of_xdist(bench):
+    source = "def test_raw(): raise RuntimeError('lone \\udcff')\ndef test_next(): pass\n"
+    ids = ["test_a.py::test_raw", "test_a.py::test_next"]
+    output = bench.run(bench.input({"test_a.py": source}, ids, args=["-n", "1"], plugins=["xdist", "xdist.looponfail"]))
+    assert output.outcomes() == {ids[0]: [PASS[0], ("call", "failed"), PASS[2]], ids[1]: PASS}
+    call = next(
+        line["report"] for line in output.lines if line["kind"] == "report" and line["report"]["outcome"] == "failed"
+    )
+    assert call["longrepr"]["reprcrash"]["message"] == "RuntimeError: lone \\udcff"
+
+
+def test_a_test_that_closes_the_output_of_its_process_is_reported_and_the_rest_runs(bench):
+    source = "import os\ndef test_closes():\n    os.close(1)\n    os.close(2)\ndef test_next(): assert 0\n"
+    ids = ["test_a.py::test_closes", "test_a.py::test_next"]
+    output = bench.run(bench.input({"test_a.py": source}, ids))
+    assert set(output.outcomes()) == set(ids)
+    assert output.outcomes()[ids[1]][1] == ("call", "failed")
+
+
+def test_an_exit_handler_that_ends_the_process_changes_no_verdict(bench):
+    source = "import atexit, os\natexit.register(os._exit, 0)\ndef test_fails(): assert 0\n"
+    output = bench.run(bench.input({"test_a.py": source}, ["test_a.py::test_fails"]))
+    assert output.step("pytest")["exit"] == 1
+    assert "then its process ended by exit status 0" in output.step("pytest")["detail"]

@@ -14,6 +14,7 @@ import pytest
 
 from .coverage_data import Coverage
 from .cuda_context import CudaContext
+from .encodable import Encodable
 from .notebooks import Notebooks
 from .origins import Origins
 from .report_log import ReportLog
@@ -49,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if workerinput is None:
             config.pluginmanager.register(ReportLog(config, control, path, origins), "runpod-report-log")
             config.pluginmanager.register(Coverage(control), "runpod-coverage")
+        else:
+            config.pluginmanager.register(Encodable(), "runpod-encodable")
 
 
 @pytest.fixture(scope="session")
