@@ -120,7 +120,7 @@ class RemoteHooks:
         if session.config.option.collectonly or _collection_failed(session) or (here and not session.items):
             return None
         self._refuse_halves_of_twins(session)
-        self.run.begin(session, self.warned)
+        self.run.begin(session, self.warned, self.deselected)
         session.testscollected += 1
         with _signals_raise(), _our_own_warnings_ignored():
             try:

@@ -43,8 +43,13 @@ def make_session(
     items: Sequence[pytest.Item],
     words: Sequence[Word],
     packed: frozenset[str],
+    deselected: Iterable[str],
 ) -> Session:
-    """Describe *items* and the way pytest was called. *packed*: paths of the payload, relative to the root."""
+    """Describe *items* and the way pytest was called.
+
+    Args:
+        packed: paths of the payload, relative to the root. deselected: ids that were collected here and are not to run.
+    """
     root = config.rootpath
     invocation = config.invocation_params.dir
     there = settings.collect == "worker"
@@ -62,6 +67,7 @@ def make_session(
         display_env={name: os.environ[name] for name in DISPLAY_VARIABLES if name in os.environ},
         maxfail=int(config.getoption("maxfail", 0) or 0),
         extras=not there and not any(config.getoption(name, False) for name in CACHE_SELECTION),
+        deselected=tuple(deselected),
         modules=_project_modules(root, packed),
         restarts=settings.restarts,
     )

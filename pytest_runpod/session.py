@@ -81,6 +81,7 @@ class RemoteRun:
         self.state = state_folder(settings, self.results.folder)
         self.stream: Stream | None = None
         self.packed: Packed | None = None
+        self.deselected: set[str] = set()
         self.connection: Connection | None = None
         self.offer: Offer | None = None
         self.file: ReceiptFile | None = None
@@ -93,8 +94,13 @@ class RemoteRun:
         self.facts: dict[str, Any] = {"device": settings.device}
         self.cleaned = False
 
-    def begin(self, session: pytest.Session, warned: set[tuple[str | None, str]]) -> None:
-        """Take the items of *session*: what follows is about them. *warned*: class and text of the warnings until now."""
+    def begin(self, session: pytest.Session, warned: set[tuple[str | None, str]], deselected: set[str]) -> None:
+        """Take the items of *session*: what follows is about them.
+
+        Args:
+            warned: class and text of the warnings until now. deselected: ids that were collected and are not to run.
+        """
+        self.deselected = deselected
         collected = Collected(session, there=self.settings.collect == "worker")
         self.stream = Stream(self.settings, collected, self.results, self.facts, self.say)
         self.stream.warned_here = warned
@@ -172,7 +178,7 @@ class RemoteRun:
         assert self.deployment is not None
         self.nonce = self.clock.token()
         names = frozenset(file.path for file in payload.files)
-        session = selection.make_session(self.config, self.settings, self.items, self.words, names)
+        session = selection.make_session(self.config, self.settings, self.items, self.words, names, self.deselected)
         env = {name: os.environ[name] for name in self.settings.env if name in os.environ}
         self.config.hook.pytest_runpod_test_env(config=self.config, env=env)
         value = job_input(payload, session, {name: env[name] for name in self.settings.env if name in env}, self.nonce)

@@ -36,7 +36,7 @@ OVERLAP = 4  # updates that a window reaches back
 ARCHIVE = unpack.Bounds(limits.MAX_MEMBERS, limits.MAX_MEMBER, limits.MAX_UNPACKED, limits.MAX_PATH)
 SESSION_KEYS = {
     "root_name", "invocation_dir", "inifile", "args", "paths", "ids", "python_path", "tooling", "plugins", "project",
-    "display_env", "maxfail", "extras", "modules", "restarts",
+    "display_env", "maxfail", "extras", "deselected", "modules", "restarts",
 }  # fmt: skip
 Publish = Callable[[dict[str, Any]], None]
 

@@ -209,6 +209,7 @@ class PytestRun:
             "keys": left,
             "before": sorted(self.lines.finished),
             "extras": session["extras"],
+            "deselected": session["deselected"],
             "may_restart": attempt < self.bounds.restarts,
             "modules": session["modules"],
             "max_text": self.bounds.max_text,

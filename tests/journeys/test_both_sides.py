@@ -138,6 +138,18 @@ def test_what_only_the_worker_collects_is_shown_and_its_failures_count(project):
     assert "1 passed, 1 deselected" in selected.stdout or "1 passed, 1 skipped, 1 deselected" in selected.stdout
 
 
+def test_what_a_plugin_has_deselected_here_is_not_extra_there(project):
+    project.write(
+        test_it="def test_1(): pass\ndef test_2(): assert 0\n",
+        conftest="import os\ndef pytest_collection_modifyitems(config, items):\n"
+        "    if not os.environ.get('PYTEST_RUNPOD_WORKER'):\n"
+        "        config.hook.pytest_deselected(items=items[1:])\n        del items[1:]\n",
+    )
+    done = project.run(project.remote())
+    assert done.returncode == 0, done.stdout
+    assert "extra:" not in done.stdout
+
+
 @pytest.mark.parametrize("order", ["", "test_it.py::test_it[b] test_it.py::test_it[a]"])
 def test_the_order_of_parameters_does_not_matter(project, order):
     project.write(

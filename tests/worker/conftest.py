@@ -59,7 +59,7 @@ class Bench:
             "root_name": "project", "invocation_dir": ".", "inifile": None, "args": [], "paths": [], "ids": ids,
             "python_path": [],
             "tooling": {"pytest": pytest.__version__}, "plugins": [], "project": None, "display_env": {}, "maxfail": 0,
-            "extras": False, "modules": [], "restarts": 3,
+            "extras": False, "deselected": "", "modules": [], "restarts": 3,
         }  # fmt: skip
         return {
             "schema": "pytest-runpod/1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections import Counter
 from typing import Any
 
@@ -15,6 +17,8 @@ class Selection:
         self.everything = control["keys"] is None
         self.wanted = {(nodeid, number): at for at, (nodeid, number) in enumerate(control["keys"] or ())}
         self.extras = bool(control["extras"])
+        digests = base64.b64decode(control["deselected"])
+        self.deselected = {digests[at : at + 4] for at in range(0, len(digests), 4)}
         self.finished = {(nodeid, number) for nodeid, number in control["before"]}
 
     @pytest.hookimpl(trylast=True)
@@ -27,13 +31,18 @@ class Selection:
             nodeid = client_id(item.nodeid, self.wanted)
             seen[nodeid] += 1
             key = (nodeid, seen[nodeid])
-            if key in self.wanted or (self.extras and key not in self.finished):
+            if key in self.wanted or self.is_extra(key):
                 kept.append((self.wanted.get(key, len(self.wanted)), item))
             else:
                 rest.append(item)
         items[:] = [item for _, item in sorted(kept, key=lambda pair: pair[0])]
         if rest:
             config.hook.pytest_deselected(items=rest)
+
+    def is_extra(self, key: tuple[str, int]) -> bool:
+        """Not even known on the client; what it has deselected is known there."""
+        digest = hashlib.sha256(key[0].encode("utf-8", "surrogatepass")).digest()[:4]
+        return self.extras and key not in self.finished and digest not in self.deselected
 
 
 def client_id(nodeid: str, wanted: Any) -> str:
