@@ -101,13 +101,13 @@ def _with_pytest(action: Action, rest: list[str]) -> int:
 def _prepare(_: argparse.Namespace, rest: list[str]) -> int:
     from pytest_runpod import remote
 
-    return _with_pytest(remote.prepare, rest)
+    return _with_pytest(lambda config: remote.prepare(config, tuple(rest)), rest)
 
 
 def _setup(_: argparse.Namespace, rest: list[str]) -> int:
     from pytest_runpod import remote
 
-    return _with_pytest(lambda config: _set_up(*remote.approved(config)), rest)
+    return _with_pytest(lambda config: _set_up(*remote.approved(config, tuple(rest))), rest)
 
 
 def _set_up(settings: RunSettings, packed: Packed) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import re
 from collections.abc import Iterable, Iterator
@@ -20,24 +21,31 @@ from pytest_runpod.selection import Project, canonical, distribution_of, needed_
 
 
 def check(config: pytest.Config, settings: RunSettings, words: Iterable[Word], packed: frozenset[str]) -> None:
-    """Compare Python, pytest, its plugins and the project's build with what the worker can have.
-
-    Args:
-        packed: paths of the payload, relative to the root. Raises: PayloadRefused: with every difference.
-    """
-    project = Project(settings.root)
-    problems = [
-        *_python_differs(config, settings, words, project),
-        *_tools_without_an_index(config, settings, words, project),
-        *_plugins_that_stay_here(config, settings.root, words, packed),
-        *_build_that_cannot_work(project, packed),
-    ]
+    """Refuse a run that would be another one there. Raises: PayloadRefused: with every difference."""
+    problems = differences(config, settings, words, packed)
     if problems:
         raise PayloadRefused(
             "The worker would not run the same tests in the same way. Nothing was created, nothing was billed.",
             looked_at="\n             ".join(problems),
             todo="see each line",
         )
+
+
+def differences(
+    config: pytest.Config, settings: RunSettings, words: Iterable[Word], packed: frozenset[str]
+) -> tuple[str, ...]:
+    """Compare Python, pytest, its plugins and the project's build with what the worker can have.
+
+    Args:
+        packed: paths of the payload, relative to the root. Returns: one line a difference, with what to do.
+    """
+    project = Project(settings.root)
+    return (
+        *_python_differs(config, settings, words, project),
+        *_tools_without_an_index(config, settings, words, project),
+        *_plugins_that_stay_here(config, settings.root, words, packed),
+        *_build_that_cannot_work(project, packed),
+    )
 
 
 def image_python(settings: RunSettings) -> str | None:
@@ -99,8 +107,6 @@ def _tools_without_an_index(
 
 
 def _origin(found: importlib.metadata.Distribution) -> str | None:
-    import json
-
     text = found.read_text("direct_url.json")
     return None if text is None else str(json.loads(text).get("url", "an unknown place"))
 

@@ -117,7 +117,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if config.getoption("runpod_prepare"):
         from pytest_runpod import remote
 
-        return remote.prepare(config)
+        return remote.prepare(config, config.stash[ARGUMENTS])
     return None
 
 

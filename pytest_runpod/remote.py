@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 from _pytest.runner import call_and_report
 
-from pytest_runpod import approval, fixtures, hookspecs
+from pytest_runpod import approval, compatibility, fixtures, hookspecs
 from pytest_runpod.errors import COLLECTION_FAILED_HERE, ExitCode, RunpodError, SettingsRefused, worse
 from pytest_runpod.forwarding import Word, interactive, needing_collection_here
 from pytest_runpod.options import KNOWN, RunSettings, parse_settings
@@ -54,7 +54,7 @@ def settings_of(config: pytest.Config) -> RunSettings:
     return parse_settings(options, os.environ, ini, config.rootpath, config.invocation_params.dir)
 
 
-def prepare(config: pytest.Config) -> int:
+def prepare(config: pytest.Config, arguments: tuple[str, ...]) -> int:
     """Pack and print; nothing is asked of anybody. The manifest is kept, so that a later difference can be named."""
     try:
         settings = settings_of(config)
@@ -67,15 +67,18 @@ def prepare(config: pytest.Config) -> int:
     sys.stdout.write(
         approval.prepared_text(packed.payload, packed.decisions, verbose=config.getoption("verbose") > 0) + "\n"
     )
+    if found := compatibility.differences(config, settings, words_of(config, arguments), packed.payload.paths):
+        sys.stdout.write("\n".join(["", "A run from here would be refused:", *(f"  {line}" for line in found), ""]))
     return ExitCode.OK
 
 
-def approved(config: pytest.Config) -> tuple[RunSettings, Packed]:
-    """Settings and payload for an endpoint that is made ahead of its run. Raises: ApprovalRefused, SettingsRefused."""
+def approved(config: pytest.Config, arguments: tuple[str, ...]) -> tuple[RunSettings, Packed]:
+    """Settings and payload for an endpoint that is made ahead of its run. Raises: RunpodError: it could not be used."""
     settings = settings_of(config)
     hookspecs.make_known(config.pluginmanager)
     packed = pack_payload(config, settings)
     approval.check_approval(packed.payload, settings, approvals_folder(settings))
+    compatibility.check(config, settings, words_of(config, arguments), packed.payload.paths)
     return settings, packed
 
 

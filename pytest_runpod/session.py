@@ -116,15 +116,14 @@ class RemoteRun:
         self.packed = pack_payload(self.config, settings)
         payload = self.packed.payload
         approval.check_approval(payload, settings, approvals_folder(settings))
-        names = frozenset(file.path for file in payload.files)
-        missing = selection.unpacked_files(self.items, settings.root, names)
+        missing = selection.unpacked_files(self.items, settings.root, payload.paths)
         if missing:
             raise PayloadRefused(
                 "Selected tests lie in files that are not packed. Nothing was created, nothing was billed.",
                 looked_at=", ".join(missing[:20]),
                 todo="let git track them, or name them in runpod_include; files outside of the root cannot travel",
             )
-        compatibility.check(self.config, settings, self.words, names)
+        compatibility.check(self.config, settings, self.words, payload.paths)
         self.facts["payload"] = f"{payload.sha256} ({len(payload.files)} files, {payload.size:,} bytes)"
         return payload
 
@@ -177,8 +176,9 @@ class RemoteRun:
         """Reserve for the job and submit it, once."""
         assert self.deployment is not None
         self.nonce = self.clock.token()
-        names = frozenset(file.path for file in payload.files)
-        session = selection.make_session(self.config, self.settings, self.items, self.words, names, self.deselected)
+        session = selection.make_session(
+            self.config, self.settings, self.items, self.words, payload.paths, self.deselected
+        )
         env = {name: os.environ[name] for name in self.settings.env if name in os.environ}
         self.config.hook.pytest_runpod_test_env(config=self.config, env=env)
         value = job_input(payload, session, {name: env[name] for name in self.settings.env if name in env}, self.nonce)

@@ -52,6 +52,10 @@ class Payload:
         return sha256(self.manifest)
 
     @property
+    def paths(self) -> frozenset[str]:
+        return frozenset(file.path for file in self.files)
+
+    @property
     def size(self) -> int:
         """Bytes of all files, uncompressed."""
         return sum(len(file.data) for file in self.files)

@@ -44,6 +44,11 @@ def test_a_project_that_needs_another_python_is_refused(project):
     assert nothing_was_created(project, done), done.stdout
     assert "the project needs Python >=3.99" in done.stdout
     assert "Nothing was created, nothing was billed." in done.stdout
+    prepared = project.run(
+        project.command("--runpod-prepare", *project.ours), PYTHONPATH=str(project.root.parent / "site")
+    )
+    assert prepared.returncode == 0
+    assert "A run from here would be refused:\n  the project needs Python >=3.99" in prepared.stdout
 
 
 def test_sources_that_run_here_against_their_own_demand_run_there_too(project):
