@@ -88,7 +88,7 @@ class RemoteRun:
         self.deployment: Deployment | None = None
         self.watchdog: Process | None = None
         self.job: Job | None = None
-        self.nonce = ""
+        self.sent: Submitted | None = None
         self.trouble: RunpodError | None = None
         self.exit_code: int = ExitCode.OK
         self.facts: dict[str, Any] = {"device": settings.device}
@@ -175,13 +175,16 @@ class RemoteRun:
     def submit(self, payload: Payload) -> Job:
         """Reserve for the job and submit it, once."""
         assert self.deployment is not None
-        self.nonce = self.clock.token()
+        stayed = () if self.packed is None else tuple(one for one in self.packed.decisions if not one.packed)
+        self.sent = Submitted(payload.sha256, self.clock.token(), stayed)
         session = selection.make_session(
             self.config, self.settings, self.items, self.words, payload.paths, self.deselected
         )
         env = {name: os.environ[name] for name in self.settings.env if name in os.environ}
         self.config.hook.pytest_runpod_test_env(config=self.config, env=env)
-        value = job_input(payload, session, {name: env[name] for name in self.settings.env if name in env}, self.nonce)
+        value = job_input(
+            payload, session, {name: env[name] for name in self.settings.env if name in env}, self.sent.nonce
+        )
         size = len(canonical_json(run_body(value, Policy(EXECUTION_TIMEOUT_S, JOB_TTL_S))))
         result_store.save(self.results.folder, "manifest.json", payload.manifest)
         self.job = self.deployment.submit(value, size)
@@ -199,11 +202,9 @@ class RemoteRun:
         assert self.stream is not None
         assert self.deployment is not None
         assert self.job is not None
-        assert self.packed is not None
-        stayed = tuple(decision for decision in self.packed.decisions if not decision.packed)
-        sent = Submitted(self.packed.payload.sha256, self.nonce, stayed)
+        assert self.sent is not None
         try:
-            yield from self.stream.follow(self.deployment, self.job, sent)
+            yield from self.stream.follow(self.deployment, self.job, self.sent)
         except RunpodError as trouble:
             self.trouble = trouble
         self._count_failed_commands()

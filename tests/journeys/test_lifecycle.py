@@ -166,3 +166,20 @@ def test_a_conftest_may_replace_a_session_fixture(project, serve):
     done = project.run(approved(project, "-s"), emulator)
     assert done.returncode == 0, done.stdout
     assert "mine pytest-runpod-" in done.stdout
+
+
+def test_fixtures_of_the_run_can_be_overridden_in_a_conftest(project):
+    project.write(
+        test_it="def test_it(): pass\n",
+        conftest="""
+import pytest
+
+@pytest.fixture(scope="session")
+def runpod_payload(request, runpod_settings):
+    from pytest_runpod.session import pack_payload
+    return pack_payload(request.config, runpod_settings).payload
+""",
+    )
+    done = project.run(project.remote())
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
