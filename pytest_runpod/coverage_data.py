@@ -22,21 +22,28 @@ def expect_data_from_elsewhere(config: pytest.Config) -> None:
             setattr(controller.cov, name, False)
 
 
-def hand_over(config: pytest.Config, folder: Path, run: str, local: Callable[[str], str]) -> int:
-    """Put what lies in *folder* where pytest-cov combines data at the end of its session. Returns how many files.
+def hand_over(config: pytest.Config, folder: Path, run: str, local: Callable[[str], str]) -> str | None:
+    """Put what lies in *folder* where pytest-cov combines data at the end of its session.
 
     Args:
         run: a name that no other data file has. local: turns a path of the worker into one here.
+    Returns: what is wrong with the figures that pytest-cov will show; None if nothing is, or if it does not measure.
     """
     controller = measuring(config)
-    found = sorted(folder.glob("data-*"))
     if controller is None:
-        return 0
+        return None
+    from coverage.exceptions import CoverageException
+
     base, branches = Path(controller.combining_cov.config.data_file), bool(controller.cov.config.branch)
+    found = sorted(folder.glob("data-*"))
     for number, source in enumerate(found):
         target = base.with_name(f"{base.name}.runpod-{run}-{number}")
-        _localize(source, target, local, branches=branches)
-    return len(found)
+        try:
+            _localize(source, target, local, branches=branches)
+        except CoverageException as damage:
+            target.unlink(missing_ok=True)
+            return f"data of the worker cannot be read: {damage}; the figures lack them"
+    return None if found else "no data came back from the worker; the figures are of the collection here only"
 
 
 def _localize(source: Path, target: Path, local: Callable[[str], str], *, branches: bool) -> None:

@@ -182,14 +182,11 @@ class Stream:
             )
 
     def _hand_coverage_over(self) -> None:
-        places = self.places
-        if places is not None:
-            folder = self.results.folder / "coverage"
-            files = coverage_data.hand_over(self.config, folder, self.results.folder.name, places.local_text)
-            if coverage_data.measuring(self.config) is not None and not files:
-                self.facts["coverage"] = (
-                    "no data came back from the worker; the report below knows of the collection here only"
-                )
+        if self.places is not None:
+            folder = self.results.folder
+            self.facts["coverage"] = coverage_data.hand_over(
+                self.config, folder / "coverage", folder.name, self.places.local_text
+            )
 
     # --- what the lines tell
 

@@ -275,6 +275,21 @@ def test_coverage_of_the_worker_is_that_of_a_plain_run(project):
     assert len(table(plain.stdout)) == 2
 
 
+def test_coverage_that_cannot_be_read_is_told_and_costs_no_result(project):
+    project.write(
+        pkg="def a():\n    return 1\n",
+        test_it="import pkg\ndef test_a(): assert pkg.a() == 1\n",
+        conftest="import os, pathlib\n"
+        "def pytest_unconfigure():\n"
+        "    if os.environ.get('PYTEST_RUNPOD_WORKER'):\n"
+        "        for path in pathlib.Path(os.environ['PYTEST_RUNPOD_ARTIFACTS']).parent.glob('coverage/*'):\n"
+        "            path.write_bytes(b'no data')\n",
+    )
+    done = project.run(project.remote("--cov=pkg"))
+    assert "1 passed" in done.stdout, done.stdout
+    assert "coverage: data of the worker cannot be read" in done.stdout
+
+
 def test_a_poisoned_context_is_one_failure_that_is_blamed_on_its_test(project):
     project.write(
         test_it="""
