@@ -1,6 +1,7 @@
 """What one side has and the other has not: found before money is spent where it can be, told in plain words where not."""
 
 import json
+import re
 
 import pytest
 
@@ -10,6 +11,10 @@ PLUGIN_METADATA = {
     "direct_url.json": json.dumps({"url": "file:///somewhere/homemade", "dir_info": {}}),
 }
 PASSES = "def test_it(): pass\n"
+
+
+def outcomes(text: str) -> list[str]:
+    return [line.split("  ")[0] for line in text.splitlines() if line.startswith("test_it.py::")]
 
 
 def nothing_was_created(project, done) -> bool:
@@ -162,10 +167,11 @@ def test_the_order_of_parameters_does_not_matter(project, order):
         "@pytest.mark.parametrize('p', PLACES[::-1] if os.environ.get('PYTEST_RUNPOD_WORKER') else PLACES)\n"
         "def test_it(p): assert p != 'b'\n"
     )
-    done = project.run(project.remote(*order.split(), "-v"))
-    assert done.returncode == 1
-    assert "test_it.py::test_it[b] FAILED" in done.stdout, done.stdout
-    assert "test_it.py::test_it[a] PASSED" in done.stdout
+    plain = project.run(project.command(*order.split(), "-v"))
+    remote = project.run(project.remote(*order.split(), "-v"))
+    assert outcomes(remote.stdout) == outcomes(plain.stdout), remote.stdout
+    assert "test_it.py::test_it[b] FAILED" in outcomes(plain.stdout)
+    assert remote.returncode == plain.returncode == 1
 
 
 def test_a_failure_names_the_file_that_was_not_sent_and_sending_it_helps(project):
@@ -199,6 +205,25 @@ def test_a_text_that_is_too_long_is_cut_and_says_how_much(project):
     assert "[... pytest-runpod cut 2,000,001 characters here ...]" in done.stdout
 
 
+def test_the_tests_find_the_same_versions_as_here(project):
+    project.write(
+        test_it="import importlib.metadata, sys\n"
+        "def test_it(record_property):\n"
+        "    for name in ('pytest', 'pluggy', 'pytest-xdist', 'nbmake', 'torch', 'pytest-rerunfailures'):\n"
+        "        record_property(name, importlib.metadata.version(name))\n"
+        "    record_property('python', sys.version)\n"
+        "    assert importlib.metadata.version('idna')\n"
+    )
+
+    def properties(name):
+        return re.findall(r'<property name="(.*?)" value="(.*?)"', (project.root / name).read_text())
+
+    project.run(project.command("--junitxml=plain.xml"))
+    project.run(project.remote("--junitxml=remote.xml", "--runpod-requirements=idna>=2"))
+    assert properties("remote.xml") == properties("plain.xml")
+    assert len(properties("plain.xml")) == 7
+
+
 # --- a collection that is impossible here
 
 THERE_ONLY = """
@@ -228,10 +253,6 @@ def test_the_worker_can_collect_and_its_tests_become_items_here(project):
     plain = project.run(project.command(*arguments), PYTEST_RUNPOD_WORKER="1")
     there = project.run(project.remote("--runpod-collect=worker", "--junitxml=junit.xml", *arguments))
     assert there.returncode == plain.returncode == 1, there.stdout
-
-    def outcomes(text):
-        return [line.split("  ")[0] for line in text.splitlines() if line.startswith("test_it.py::")]
-
     assert outcomes(there.stdout) == outcomes(plain.stdout)
     assert "collected 3 items" in there.stdout
     assert 'tests="4"' in (project.root / "junit.xml").read_text()
@@ -307,6 +328,8 @@ def test_after(): use()
     done = project.run(project.remote())
     assert "1 failed, 2 passed" in done.stdout, done.stdout
     assert "The CUDA context cannot be used after this test (device-side assert triggered)" in done.stdout
+    plain = project.run(project.command())
     on = project.run(project.remote("--runpod-restarts=0"))
+    assert "2 failed, 1 passed" in plain.stdout
     assert "2 failed, 1 passed" in on.stdout, on.stdout
     assert "This may be a consequence: test_it.py::test_culprit had poisoned the CUDA context" in on.stdout
