@@ -221,8 +221,10 @@ ARGUMENTS = [
     "-rAR", "--reruns=1", "--hypothesis-seed=0", "--hypothesis-show-statistics", "--doctest-modules", "--doctest-glob=*.rst",
     "--doctest-glob=*.txt", "--doctest-glob=*.md", "--nbmake", "-p", "no:cacheprovider",
 ]  # fmt: skip
-TIMES = r"\d+\.\d+ ?s(econds)?\b|Typical runtimes: .*? in data generation"
-NOISE = re.compile(TIMES + r"|0x[0-9a-f]{6,}|(plain|remote)\.(html|jsonl)")  # also addresses and names of reports
+TIMES = r"\d+\.\d+ ?s(econds)?\b|\d+:\d\d:\d\d ago|Typical runtimes: .*? in data generation"
+NOISE = re.compile(
+    TIMES + r"|0x[0-9a-f]{6,}|\(\d{6,}\)|(plain|remote)\.(html|jsonl)"
+)  # addresses, threads, names of files
 
 
 def calm(text: str) -> str:
@@ -237,9 +239,9 @@ def reading(text: str) -> list[str]:
 
 
 def results(text: str) -> list[str]:
-    """The lines of the short summary, less our own and the number of the process that xdist used."""
+    """The lines of the short summary, less our own, in an order that does not depend on processes."""
     summary = text[text.index("= short test summary info =") :].splitlines()[1:-1]
-    return sorted(re.sub(r"worker 'gw\d+'", "worker", line) for line in summary if "] runpod:" not in line)
+    return sorted(line for line in summary if "] runpod:" not in line)
 
 
 def outcomes(text: str) -> dict[str, int]:
@@ -339,13 +341,15 @@ def test_the_report_log_has_the_same_reports_properties_and_exit_status(pair):
     assert ["pair", [1, 2]] in [pair for line in told("plain.jsonl") for pair in line.get("user_properties", ())]
 
 
-def test_a_file_of_the_projects_own_kind_that_is_not_sent_is_named(project):
+def test_a_test_in_a_file_of_the_projects_own_kind_that_is_not_packed_is_refused(project):
     project.write(conftest=YAML_COLLECTOR, test_it="def test_it(): pass\n", **{"test_spec.yaml": "ok:\n  a: a\n"})
     done = project.run(project.remote())
-    assert done.returncode == 14, done.stdout
-    assert "1 passed, 1 skipped, 1 error" in done.stdout
-    assert "test_spec.yaml is here, and was not sent" in done.stdout
-    assert "runpod_include = test_spec.yaml" in done.stdout
+    assert done.returncode == 10, done.stdout
+    assert "Selected tests lie in files that are not packed. Nothing was created, nothing was billed." in done.stdout
+    assert "looked at: test_spec.yaml" in done.stdout
+    assert "runpod_include" in done.stdout
+    assert not project.receipts()
+    assert project.reserved() == 0
 
 
 # --- timeouts
@@ -371,23 +375,25 @@ def test_without_a_timeout(): time.sleep(1.5)
 
 def test_a_timeout_by_signal_fails_the_phase_that_was_slow_and_durations_name_the_slowest(project):
     project.write(test_it=TIMEOUTS)
-    arguments = ["-rA", "--timeout=1", "--timeout-method=signal", "--durations=2", "-p", "no:cacheprovider"]
-    plain = project.run(project.command(*arguments))
-    remote = project.run(project.remote(*arguments))
+    arguments = ["-rA", "--timeout=1", "--timeout-method=signal", "--durations=7", "--durations-min=0.9"]
+    plain = project.run(project.command(*arguments, "-p", "no:cacheprovider"))
+    remote = project.run(project.remote(*arguments, "-p", "no:cacheprovider"))
     assert remote.returncode == plain.returncode == 1, remote.stdout
 
     def slowest(text):
-        return re.search(r"= slowest 2 durations =+\n(.*)\n(.*)\n", text).groups()
+        return [
+            line for line in re.findall(r"(?m)^<> (?:setup|call|teardown) .*", calm(text)) if "runpod::" not in line
+        ]
 
-    assert (
-        calm(slowest(remote.stdout)[0])
-        == calm(slowest(plain.stdout)[0])
-        == "<> call     test_it.py::test_without_a_timeout"
-    )
+    def others(
+        text,
+    ):  # three tests were cut after the same second, in what order is chance; how many are hidden is ours
+        section = re.compile(r"<> (setup|call|teardown) |\(\d+ durations < |=+ slowest ")
+        return [line for line in reading(text) if not section.match(line)]
 
-    def others(text):  # the second place belongs to one of three tests that were cut after the same second
-        return [line for line in reading(text) if line not in [calm(one) for one in slowest(text)]]
-
+    assert slowest(remote.stdout)[0] == slowest(plain.stdout)[0] == "<> call     test_it.py::test_without_a_timeout"
+    assert sorted(slowest(remote.stdout)) == sorted(slowest(plain.stdout))
+    assert len(slowest(plain.stdout)) == 4
     assert others(remote.stdout) == others(plain.stdout)
     assert outcomes(remote.stdout) == outcomes(plain.stdout) == {"failed": 1, "passed": 3, "errors": 2}
 
@@ -401,13 +407,15 @@ def test_a_timeout_by_thread_ends_a_plain_run_and_costs_a_remote_one_a_single_re
     remote = project.run(project.remote(*arguments))
     assert remote.returncode == 1
     assert outcomes(remote.stdout) == {"failed": 2, "passed": 1}
-    assert "FAILED test_it.py::test_2 - The process that ran this test ended in the middle" in remote.stdout
+    assert "The process that ran this test ended in the middle of it: exit status 1" in remote.stdout
     assert "FAILED test_it.py::test_3 - assert 0" in remote.stdout
 
 
 # --- selection and the cache
 
-FIVE = "def test_1(): pass\ndef test_2(): assert {2}\ndef test_3(): pass\ndef test_4(): assert {4}\ndef test_5(): assert 0\n"
+FIVE = (
+    "def test_1(): pass\ndef test_2(): assert 0\ndef test_3(): pass\ndef test_4(): assert 0\ndef test_5(): assert 0\n"
+)
 
 
 def order(text: str) -> list[str]:
@@ -415,21 +423,19 @@ def order(text: str) -> list[str]:
 
 
 def test_stepwise_goes_on_where_it_stopped_and_skips_one_as_in_plain_runs(make_project):
-    plain, remote = make_project("stepwise-plain"), make_project("stepwise-remote")
-    for step, (arguments, works) in enumerate([(["--sw"], "00"), (["--sw"], "10"), (["--sw-skip"], "10")]):
-        for one in (plain, remote):
-            one.write(test_it=FIVE.format(None, None, works[0], None, works[1]))
-        here = plain.run(plain.command("-v", *arguments))
-        there = remote.run(remote.remote("-v", *arguments))
+    plain, remote = (make_project(name).write(test_it=FIVE) for name in ("stepwise-plain", "stepwise-remote"))
+    for argument, last in [("--sw", 2), ("--sw-skip", 4)]:
+        here = plain.run(plain.command("-v", argument))
+        there = remote.run(remote.remote("-v", argument))
         assert (there.returncode, order(there.stdout)) == (here.returncode, order(here.stdout)), there.stdout
-        assert order(here.stdout)[-1] == f"test_it.py::test_{(2, 4, 5)[step]} FAILED"
-        told = [re.findall(r"^stepwise: .*", done.stdout, re.MULTILINE) for done in (here, there)]
+        assert order(here.stdout)[-1] == f"test_it.py::test_{last} FAILED"
+        told = [re.findall(r"^stepwise: .*", calm(done.stdout), re.MULTILINE) for done in (here, there)]
         assert told[0] == told[1] != []
 
 
 def test_maxfail_stops_after_the_same_test_among_those_that_k_m_and_deselect_leave(project):
     project.write(
-        test_it="import pytest\n@pytest.mark.slow\ndef test_slow(): assert 0\n" + FIVE.format(*"00000"),
+        test_it="import pytest\n@pytest.mark.slow\ndef test_slow(): assert 0\n" + FIVE,
         test_more="def test_6(): pass\n",
         **{"pytest.ini": "[pytest]\nmarkers = slow\n"},
     )
@@ -449,7 +455,6 @@ def test_maxfail_stops_after_the_same_test_among_those_that_k_m_and_deselect_lea
 )
 def test_a_selection_without_tests_creates_nothing(project, arguments, exit_status):
     project.write(test_it="def test_1(): pass\ndef test_2(): pass\n")
-    project.run(project.command())
     plain = project.run(project.command(*arguments.split()))
     remote = project.run(project.remote(*arguments.split()))
     assert remote.returncode == plain.returncode == exit_status, remote.stdout
@@ -465,9 +470,9 @@ def test_a_selection_without_tests_creates_nothing(project, arguments, exit_stat
 # --- processes of xdist on the worker
 
 
-def test_groups_and_deaths_of_xdist_give_the_outcomes_and_the_cache_of_a_plain_run(make_project):
+def test_groups_of_xdist_give_the_outcomes_and_the_cache_of_a_plain_run(make_project):
     text = """
-import os, pytest
+import pytest
 @pytest.mark.xdist_group("one")
 @pytest.mark.parametrize("a", ["x@y", "z", "w[@]"])
 def test_it(a): assert a == "z"
@@ -479,10 +484,7 @@ class TestTwo:
     @pytest.mark.xfail
     def test_known(self): assert 0
 def test_teardown(request): request.addfinalizer(lambda: 1 / 0)
-@pytest.mark.parametrize("n", range(6))
-def test_dies(n, worker_id):
-    assert worker_id.startswith("gw")
-    if n == 3: os._exit(1)
+def test_process(worker_id): assert worker_id.startswith("gw")
 """
     plain, remote = (make_project(name).write(test_it=text) for name in ("xdist-plain", "xdist-remote"))
     arguments = ["-n", "2", "--dist", "loadgroup", "-rA"]
@@ -491,5 +493,8 @@ def test_dies(n, worker_id):
         there = remote.run(remote.remote(*arguments, *more))
         assert there.returncode == here.returncode == 1, there.stdout
         assert results(there.stdout) == results(here.stdout)
+        assert (
+            outcomes(there.stdout).items() >= outcomes(here.stdout).items()
+        )  # --lf also tells what was deselected here
         assert "@one" not in there.stdout
-    assert {"failed": 4, "passed": 1, "errors": 1}.items() <= outcomes(there.stdout).items()
+    assert outcomes(here.stdout) == {"failed": 3, "passed": 1, "error": 1}
