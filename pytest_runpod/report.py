@@ -55,6 +55,8 @@ class Places:
     def localized(self, value: Any) -> Any:
         """Replace the worker's folders in every text of a serialised report; shorten traceback paths as pytest does here."""
         value = self._replaced(value)
+        if isinstance(value, dict) and value.get("location"):
+            value["location"][0] = self._relocated(str(value["location"][0]))
         longrepr = value.get("longrepr") if isinstance(value, dict) else None
         if isinstance(longrepr, dict):
             for location in _file_locations(longrepr):
@@ -83,9 +85,18 @@ class Places:
         relative = bestrelpath(self.local_cwd, Path(absolute))
         return relative if len(relative) < len(absolute) and not self._inside(absolute) else absolute
 
+    def _relocated(self, path: str) -> str:
+        """A place outside of the root (a test that a package defines) is told relative to the root."""
+        if not path.startswith(".."):
+            return path
+        return bestrelpath(Path(self._local_root), Path(self._replaced(os.path.normpath(f"{self.root}/{path}"))))
+
+    @property
+    def _local_root(self) -> str:
+        return next((ours for there, ours in self.pairs if there == self.root), self.root)
+
     def _inside(self, absolute: str) -> bool:
-        here = next((ours for there, ours in self.pairs if there == self.root), self.root)
-        return absolute.startswith(here + os.sep)
+        return absolute.startswith(self._local_root + os.sep)
 
 
 def _file_locations(longrepr: dict[str, Any]) -> list[dict[str, Any]]:
@@ -114,7 +125,10 @@ def make_reports(
             object.__setattr__(report.context, "kwargs", subtest["kwargs"])
         reports.append(report)
     if finished.death is not None:
-        reports.append(failure(finished.key, item, "call", death_text(finished.key, finished.death)))
+        death = failure(finished.key, item, "call", death_text(finished.key, finished.death))
+        if said := str(finished.death.get("said") or "").strip():
+            death.sections = [("Last output of the process", places.local_text(said) if places else said)]
+        reports.append(death)
     return reports
 
 

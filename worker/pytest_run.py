@@ -16,6 +16,7 @@ import processes
 from environment import Places
 
 TICK_S = 0.2
+LAST_WORDS = 16_000  # bytes of the log that tell how a process died
 OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # cgroup v2, v1
 Key = tuple[str, int]
 
@@ -110,6 +111,7 @@ class PytestRun:
         self.places, self.session, self.env, self.bounds = places, session, env, bounds
         self.blocked = [name for name in plugins if name not in session["plugins"]]
         self.lines = lines
+        self.log_began = 0  # where the process that runs began to write
         self.outcome = Outcome()
 
     @property
@@ -154,6 +156,7 @@ class PytestRun:
         self.lines.ended, self.lines.poisoned = None, False
         log = self.places.log("pytest")
         log.parent.mkdir(parents=True, exist_ok=True)
+        self.log_began = log.stat().st_size if log.exists() else 0
         command = [str(self.places.python), "-u", str(Path(__file__).parent / "launcher.py")]
         cwd = self.places.root / self.session["invocation_dir"]
         cwd.mkdir(parents=True, exist_ok=True)
@@ -236,12 +239,20 @@ class PytestRun:
         if out_of_memory:
             cause += ", by the kernel: out of memory"
         open_now = list(self.lines.open)
+        said = self._last_words()
         for nodeid, number in open_now:
-            self.lines.append(kind="died", id=nodeid, n=number, cause=cause, exit=status)
+            self.lines.append(kind="died", id=nodeid, n=number, cause=cause, exit=status, said=said)
         if not open_now:
-            self.lines.append(kind="died", id=None, n=None, cause=cause, exit=status)
+            self.lines.append(kind="died", id=None, n=None, cause=cause, exit=status, said=said)
         self.outcome.exit = status
         self.outcome.notes.append(f"the process that ran the tests ended in the middle of it: {cause}")
+
+    def _last_words(self) -> str:
+        """The end of what the process that died has written: stacks of a timeout or of a crash stand there."""
+        with self.places.log("pytest").open("rb") as log:
+            size = log.seek(0, 2)
+            log.seek(max(self.log_began, size - LAST_WORDS))
+            return log.read().decode("utf-8", "replace")
 
 
 def out_of_memory_kills(files: tuple[str, ...] = OOM_COUNTERS) -> int:

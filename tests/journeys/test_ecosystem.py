@@ -398,17 +398,36 @@ def test_a_timeout_by_signal_fails_the_phase_that_was_slow_and_durations_name_th
     assert outcomes(remote.stdout) == outcomes(plain.stdout) == {"failed": 1, "passed": 3, "errors": 2}
 
 
-def test_a_timeout_by_thread_ends_a_plain_run_and_costs_a_remote_one_a_single_result(project):
-    project.write(test_it="import time\ndef test_1(): pass\ndef test_2(): time.sleep(30)\ndef test_3(): assert 0\n")
+def test_a_timeout_by_thread_shows_its_stacks_and_what_the_test_had_printed(project):
+    project.write(
+        test_it="import time\ndef test_1():\n    print('printed before')\n    time.sleep(30)\ndef test_2(): pass\n"
+    )
     arguments = ["-rA", "--timeout=1", "--timeout-method=thread", "-p", "no:cacheprovider"]
-    plain = project.run(project.command(*arguments))
-    assert plain.returncode == 1
-    assert "short test summary" not in plain.stdout
-    remote = project.run(project.remote(*arguments))
-    assert remote.returncode == 1
-    assert outcomes(remote.stdout) == {"failed": 2, "passed": 1}
-    assert "The process that ran this test ended in the middle of it: exit status 1" in remote.stdout
-    assert "FAILED test_it.py::test_3 - assert 0" in remote.stdout
+    plain, remote = project.run(project.command(*arguments)), project.run(project.remote(*arguments))
+    assert remote.returncode == plain.returncode == 1
+    for told in ("+ Timeout +", "printed before", 'test_it.py", line 4, in test_1'):
+        assert told in plain.stdout + plain.stderr
+        assert told in remote.stdout
+    assert outcomes(remote.stdout) == {"failed": 1, "passed": 1}
+
+
+def test_a_test_that_a_package_defines_has_the_location_that_it_has_here(project):
+    project.write(
+        test_it="from hypothesis import settings\n"
+        "from hypothesis.stateful import RuleBasedStateMachine, rule\n"
+        "class Machine(RuleBasedStateMachine):\n    @rule()\n    def act(self): pass\n"
+        "Machine.TestCase.settings = settings(database=None, deadline=None, max_examples=2)\n"
+        "TestMachine = Machine.TestCase\n"
+    )
+    project.run(project.command("--report-log=plain.jsonl"))
+    project.run(project.remote("--report-log=remote.jsonl"))
+
+    def locations(name):
+        lines = [json.loads(line) for line in (project.root / name).read_text().splitlines()]
+        return [line["location"] for line in lines if "location" in line and line["nodeid"] != "runpod::cuda"]
+
+    assert locations("remote.jsonl") == locations("plain.jsonl")
+    assert any(path.startswith("..") for path, _, _ in locations("plain.jsonl"))
 
 
 # --- selection and the cache
@@ -465,36 +484,3 @@ def test_a_selection_without_tests_creates_nothing(project, arguments, exit_stat
     assert told(remote.stdout) == told(plain.stdout)
     assert not project.receipts()
     assert project.reserved() == 0
-
-
-# --- processes of xdist on the worker
-
-
-def test_groups_of_xdist_give_the_outcomes_and_the_cache_of_a_plain_run(make_project):
-    text = """
-import pytest
-@pytest.mark.xdist_group("one")
-@pytest.mark.parametrize("a", ["x@y", "z", "w[@]"])
-def test_it(a): assert a == "z"
-@pytest.mark.xdist_group(name="two")
-class TestTwo:
-    def test_fails(self): assert 0
-    @pytest.mark.skip(reason="not now")
-    def test_skipped(self): pass
-    @pytest.mark.xfail
-    def test_known(self): assert 0
-def test_teardown(request): request.addfinalizer(lambda: 1 / 0)
-def test_process(worker_id): assert worker_id.startswith("gw")
-"""
-    plain, remote = (make_project(name).write(test_it=text) for name in ("xdist-plain", "xdist-remote"))
-    arguments = ["-n", "2", "--dist", "loadgroup", "-rA"]
-    for more in ([], ["--lf"]):
-        here = plain.run(plain.command(*arguments, *more))
-        there = remote.run(remote.remote(*arguments, *more))
-        assert there.returncode == here.returncode == 1, there.stdout
-        assert results(there.stdout) == results(here.stdout)
-        assert (
-            outcomes(there.stdout).items() >= outcomes(here.stdout).items()
-        )  # --lf also tells what was deselected here
-        assert "@one" not in there.stdout
-    assert outcomes(here.stdout) == {"failed": 3, "passed": 1, "error": 1}
