@@ -131,6 +131,7 @@ class PytestRun:
                 self._note_late_death(status)
                 break
             if self.lines.ended is not None:
+                self.outcome.exit = self.lines.ended
                 self.outcome.notes.append("a CUDA error has poisoned the process that ran the tests")
             else:
                 self._bury(status, left, out_of_memory=out_of_memory_kills() > oom_kills)
@@ -175,9 +176,8 @@ class PytestRun:
             while True:
                 await asyncio.wait({waiter}, timeout=TICK_S)
                 self.lines.read()
-                watch(
-                    self.lines
-                )  # also without anything new: what came too soon after the last update is still to be told
+                # Also without anything new: what came too soon after the last update is still to be told.
+                watch(self.lines)
                 if waiter.done():
                     return waiter.result()
                 now = time.monotonic()

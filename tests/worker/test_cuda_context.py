@@ -46,6 +46,14 @@ def test_the_test_that_launched_the_kernel_is_blamed_and_the_rest_runs_in_a_fres
     assert "poisoned" in output.step("pytest")["detail"]
 
 
+def test_with_x_the_session_ends_at_the_culprit_with_the_exit_status_of_a_failure(bench):
+    ids = [f"test_c.py::test_{name}" for name in NAMES[:4]]
+    job = bench.input({"conftest.py": STUB, "test_c.py": TESTS}, ids, args=["-x"], maxfail=1)
+    output = bench.run(job)
+    assert output.outcomes() == {ids[0]: PASS, ids[1]: FAIL}
+    assert output.step("pytest")["exit"] in (1, 2)
+
+
 def test_the_same_with_processes_of_xdist(bench):
     ids = [f"test_c.py::test_{name}" for name in NAMES[:4]]
     files = {"conftest.py": STUB, "test_c.py": TESTS}

@@ -34,9 +34,8 @@ class ReportLog:
         self.started: Counter[str] = Counter()
         for nodeid, number in control["before"]:
             self.started[nodeid] = max(self.started[nodeid], number)
-        self.counts: Counter[str] = (
-            Counter()
-        )  # how many items have that id, those that earlier processes have run included
+        # How many items have that id, those included that earlier processes have run.
+        self.counts: Counter[str] = Counter()
         self.tries: Counter[tuple[str, int]] = Counter()
         self.errors: list[dict[str, Any]] = []
         self.longest = int(control["max_text"])
@@ -115,13 +114,11 @@ class ReportLog:
         if data is None:  # a plugin's own kind of report, which nobody serialises
             return
         data["nodeid"] = key
-        data.pop(
-            "node", None
-        )  # xdist's handle of a process: reporters take a report that has one for a live xdist session
+        # xdist's handle of a process: reporters take a report that has one for a live xdist session.
+        data.pop("node", None)
+        # Of a plugin's own kind of failure pytest keeps only the text.
         if isinstance(data.get("longrepr"), str) and not isinstance(report.longrepr, str):
-            data["_runpod.crash"] = crash_of(
-                report.longrepr
-            )  # of a plugin's own kind of failure pytest keeps only the text
+            data["_runpod.crash"] = crash_of(report.longrepr)
         data, cut = shortened(data, self.longest)
         if cut:
             data["_runpod.cut"] = cut
