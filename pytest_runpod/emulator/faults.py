@@ -14,9 +14,11 @@ from typing import Any
 class Rule:
     """One fault of the wire: what happens to the *nth* request (0: all) whose method and path fit.
 
-    *kind*: `refuse` (503, no effect), `status` (answer *status*, no effect), `lose_answer` (the effect happens, the connection
-    is cut), `fail_after` (the effect happens, the answer is 500), `delay` (*seconds*, then as usual), `garbage` (the effect
-    happens, the answer is no JSON), `truncate` (the effect happens, the answer ends in the middle).
+    *kind*: `refuse` (503, no effect), `status` (answer *status*, no effect), `disconnect` (the connection is cut, no effect),
+    `lose_answer` (the effect happens, the connection is cut), `fail_after` (the effect happens, the answer is 500), `delay`
+    (*seconds*, then as usual: the effect is late), `delay_answer` (the effect happens at once, its answer *seconds* later),
+    `garbage` (the effect happens, the answer is no JSON), `truncate` (the effect happens, the answer ends in the middle),
+    `hold` and `hold_answer` (as the delays, until `POST /_emulator/release`).
     """
 
     kind: str
@@ -31,7 +33,10 @@ class Rule:
         return bool(re.fullmatch(self.method, method)) and bool(re.fullmatch(self.path, path))
 
 
-KINDS = frozenset({"refuse", "status", "lose_answer", "fail_after", "delay", "garbage", "truncate"})
+KINDS = frozenset({
+    "refuse", "status", "disconnect", "lose_answer", "fail_after", "delay", "delay_answer", "garbage", "truncate", "hold",
+    "hold_answer",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,22 @@ class Faults:
 
     rules: tuple[Rule, ...] = field(default=())
     jobs_unauthorized: bool = False  # the key works for management only
+    management_unauthorized: bool = False  # the key works for jobs only
+    unlisted_s: float = 0.0  # so long after the create an endpoint is in no list, though it can be read by its id
+    delete_lag_s: float = 0.0  # so long after its deletion was answered an endpoint is still there
+    undeletable: bool = False  # a deletion is answered, and nothing happens
+    stored_name: str | None = None  # the endpoint is stored under this name: nobody can prove whose it is
     throttled: bool = False  # no worker ever starts: hosts are full
     never_ready: bool = False  # workers start and never take a job
     crash_loop: bool = False  # workers end as they start
     cold_start_s: float = 0.0  # so long a worker is initialising before its command starts
     late_progress: bool = False  # an update after the result turns the job back to IN_PROGRESS
     lose_result: bool = False  # a result is accepted and forgotten: COMPLETED without output
+    forget_jobs: bool = False  # a job is lost as soon as a worker has taken it: 404
+    cancel_jobs: bool = False  # somebody else cancels a job as soon as a worker has taken it
+    kill_workers: int = 0  # so many workers are killed as soon as they have taken a job
+    execution_timeout_s: float | None = None  # what counts instead of the execution timeout that was asked for
+    ttl_s: float | None = None  # what counts instead of the TTL that was asked for
     double_execution: bool = False  # the first result never arrives: the job is dispatched again, `retries` is 1
     ping_lost_s: float | None = None  # a worker counts as lost so long after its last ping, instead of after 40 s
     price_factor: float = 1.0

@@ -74,6 +74,8 @@ class Supervisor:
         """One look: let time pass in the account, then start and end what the new state asks for."""
         for endpoint, worker_id in self.account.tick():
             self._kill_soon(worker_id, endpoint)
+        while self.account.killed:
+            self._kill_now(self.account.killed.pop()[1])
         for running in list(self.running.values()):
             self._judge(running)
         for endpoint in list(self.account.endpoints.values()):
@@ -145,6 +147,14 @@ class Supervisor:
             running.worker.stopping = True
             running.kill_at = time.monotonic() + STOP_GRACE_S
             self.account.changed()
+
+    def _kill_now(self, worker_id: str) -> None:
+        """The worker dies with all that it has started, as if its host had run out of memory."""
+        running = self.running.get(worker_id)
+        if running is not None:
+            for pid in processes.belonging(running.home, {running.process.pid}):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _end(self, running: Running) -> None:
         """Kill the worker, everything it has started, and its HOME; the account learns that it is gone."""

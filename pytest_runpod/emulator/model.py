@@ -36,11 +36,12 @@ class Account:
     endpoints: dict[str, EndpointRecord] = field(default_factory=dict)
     templates: dict[str, dict[str, Any]] = field(default_factory=dict)  # bound ones, by endpoint: hidden from the list
     spans: list[Span] = field(default_factory=list)
+    killed: list[tuple[EndpointRecord, str]] = field(default_factory=list)  # workers that die now, by a fault
 
     def __post_init__(self) -> None:
         for number in range(self.faults.foreign_endpoints):
             body = {
-                "name": f"somebody-else-{number}",
+                "name": f"{'pytest-runpod-of-' if number % 2 else ''}somebody-else-{number}",
                 "type": "QUEUE",
                 "image": "img:tag",
                 "workers": {"max": 0},
@@ -55,6 +56,7 @@ class Account:
         settings = checked_create(body, self._quota_used())
         if self.faults.stored_workers_max is not None:
             settings["workers"]["max"] = self.faults.stored_workers_max
+        settings["name"] = self.faults.stored_name or settings["name"]
         now = self.now()
         endpoint = EndpointRecord(self.token()[:14], settings, now, self.token(), raised=now, releases=[now])
         self.endpoints[endpoint.id] = endpoint
@@ -63,7 +65,9 @@ class Account:
         return self.described(endpoint)
 
     def listed(self) -> dict[str, Any]:
-        return {"endpoints": [self.described(endpoint) for endpoint in self.endpoints.values()]}
+        shown = self.now() - self.faults.unlisted_s
+        seen = (endpoint for endpoint in self.endpoints.values() if endpoint.foreign or endpoint.created <= shown)
+        return {"endpoints": [self.described(endpoint) for endpoint in seen]}
 
     def get(self, endpoint_id: str) -> dict[str, Any]:
         return self.described(self.endpoint(endpoint_id))
@@ -86,13 +90,22 @@ class Account:
     def delete(self, endpoint_id: str) -> None:
         """Remove the endpoint, its bound template, its jobs; its workers are stopped by whoever runs them."""
         endpoint = self.endpoint(endpoint_id)
+        if self.faults.undeletable:
+            return
+        now = self.now()
+        if endpoint.doomed_at is None:
+            endpoint.doomed_at = now + self.faults.delete_lag_s
+        if now >= endpoint.doomed_at:
+            self._remove(endpoint)
+
+    def _remove(self, endpoint: EndpointRecord) -> None:
         for job in endpoint.jobs.values():
             if job.status not in FINAL:
                 self._finish(endpoint, job, "CANCELLED")
         for worker in endpoint.live():
             self.worker_ended(endpoint, worker.id)
-        del self.endpoints[endpoint_id]
-        del self.templates[endpoint_id]
+        del self.endpoints[endpoint.id]
+        del self.templates[endpoint.id]
         self.changed()
 
     def delete_template(self, template_id: str) -> None:
@@ -193,6 +206,8 @@ class Account:
             raise ApiError(409, "ENDPOINT_PAUSED")
         if (body.get("policy") or {}).get("executionTimeout") is None and endpoint.settings["timeout"]:
             timeout_s = endpoint.settings["timeout"] / 1000
+        timeout_s = self.faults.execution_timeout_s or timeout_s
+        ttl_s = self.faults.ttl_s or ttl_s
         now = self.now()
         name = f"{'sync-' if sync else ''}{self.token()}-e1"
         job = JobRecord(name, body["input"], timeout_s, ttl_s, now, queued=now)
@@ -303,7 +318,19 @@ class Account:
         worker.dispatched += 1
         endpoint.dispatched += 1
         endpoint.unhealthy = 0
-        return job.for_worker()
+        return self._mishap(endpoint, job)
+
+    def _mishap(self, endpoint: EndpointRecord, job: JobRecord) -> dict[str, Any]:
+        """What befalls a job that was just taken, as the faults have it."""
+        given = job.for_worker()
+        if self.faults.cancel_jobs:
+            self._stop_on_worker(endpoint, job)
+            self._finish(endpoint, job, "CANCELLED")
+        if self.faults.forget_jobs:
+            self._forget(endpoint, job)
+        if endpoint.dispatched <= self.faults.kill_workers:
+            self.killed.append((endpoint, job.worker or ""))
+        return given
 
     def ping(self, endpoint: EndpointRecord, worker_id: str, job_ids: list[str], *, unhealthy: bool) -> None:
         if unhealthy:
@@ -375,9 +402,11 @@ class Account:
     # --- time
 
     def tick(self) -> list[tuple[EndpointRecord, str]]:
-        """Let time pass: TTL, execution timeouts, lost workers, retention. Returns workers that must be killed."""
+        """Let time pass: TTL, execution timeouts, lost workers, retention. Returns workers whose job has ended without them."""
         doomed: list[tuple[EndpointRecord, str]] = []
         now = self.now()
+        for endpoint in [one for one in self.endpoints.values() if one.doomed_at is not None and now >= one.doomed_at]:
+            self._remove(endpoint)
         for endpoint in self.endpoints.values():
             for job in list(endpoint.jobs.values()):
                 running = job.status == "IN_PROGRESS"

@@ -86,6 +86,7 @@ class EndpointRecord:
     dispatched: int = 0
     raised: float = 0.0  # when workers.max last rose from 0
     releases: list[float] = field(default_factory=list)  # when what runs was changed
+    doomed_at: float | None = None  # its deletion was answered; it goes then
 
     @property
     def max_workers(self) -> int:

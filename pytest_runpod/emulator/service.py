@@ -45,6 +45,7 @@ class Service:
         self.supervisor = Supervisor(self.account, folder, guardian)
         self.workers = WorkerRoutes(self.account, self.waiters)
         self.seen: list[dict[str, Any]] = []
+        self.wires: list[WireFaults] = []
 
     # --- applications
 
@@ -65,8 +66,9 @@ class Service:
             self.managed("/_emulator/alive", GET=self.alive),
             self.managed("/_emulator/log", GET=self.log),
             self.managed("/_emulator/faults", POST=self.set_faults),
+            self.managed("/_emulator/release", POST=self.release),
         ]
-        return WireFaults(Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route}), self)
+        return self.watched(Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route}))
 
     def jobs(self) -> WireFaults:
         owner, worker, desk = self.owned, self.from_worker, self.workers
@@ -88,7 +90,11 @@ class Service:
             Route("/v2/{endpoint}/job-stream/{worker}/{job}", worker(desk.job_stream), methods=["POST"]),
             Route("/v2/{endpoint}/ping/{worker}", worker(desk.ping), methods=["GET"]),
         ]
-        return WireFaults(Starlette(routes=routes), self)
+        return self.watched(Starlette(routes=routes))
+
+    def watched(self, app: Starlette) -> WireFaults:
+        self.wires.append(WireFaults(app, self))
+        return self.wires[-1]
 
     def managed(self, path: str, **handlers: Handler) -> Route:
         """One path of management with all its methods (`Allow` names them): a bearer token, errors as problems."""
@@ -97,7 +103,8 @@ class Service:
             header = request.headers.get("authorization", "")
             if not header.startswith("Bearer "):
                 return problem(ApiError(401, "missing bearer token"))
-            if not same(header.removeprefix("Bearer "), self.key):
+            refused = self.account.faults.management_unauthorized and not path.startswith("/_emulator/")
+            if refused or not same(header.removeprefix("Bearer "), self.key):
                 return problem(ApiError(401, "invalid api key"))
             try:
                 return await handlers["GET" if request.method == "HEAD" else request.method](request)
@@ -228,6 +235,12 @@ class Service:
         except ValueError as slip:
             raise ApiError(422, str(slip)) from slip
         self.account.changed()
+        return Response(status_code=204)
+
+    async def release(self, _: Request) -> Response:
+        """Let every request go on that a rule of kind `hold` or `hold_answer` holds."""
+        for wire in self.wires:
+            wire.release()
         return Response(status_code=204)
 
     # --- jobs
