@@ -5,25 +5,29 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
-from pytest_runpod.cleanup import clean_receipt
 from pytest_runpod.core.budget import Entry, Stage
 from pytest_runpod.core.clock import RunId
 from pytest_runpod.core.limits import SETUP_DEADLINE_S
 from pytest_runpod.core.money import MicroUsd, format_usd, parse_usd
 from pytest_runpod.core.wire import endpoint_env
-from pytest_runpod.endpoint import Deployment, make_spec, new_name, new_receipt, preflight
-from pytest_runpod.errors import CleanupUnresolved, ExitCode, RunpodError, SettingsRefused, worse
+from pytest_runpod.doctor import examine
+from pytest_runpod.endpoint import Deployment
+from pytest_runpod.errors import ExitCode, RunpodError, SettingsRefused, worse
+from pytest_runpod.leftovers import insist_on_certainty
 from pytest_runpod.options import KEY_VARIABLE, RunSettings
+from pytest_runpod.preflight import make_spec, new_name, new_receipt, preflight
+from pytest_runpod.reap import Line, by_prefix, clean_one, reap, worst
 from pytest_runpod.session import Packed
 from pytest_runpod.store.ledger import Ledger
-from pytest_runpod.store.receipts import ReceiptFile, all_receipts, receipt_path
+from pytest_runpod.store.receipts import ReceiptFile, receipt_path
 from pytest_runpod.store.worker_files import worker_files
-from pytest_runpod.wiring import SystemClock, connect, detach_watchdog, ledger_path, reconnect, user_state
+from pytest_runpod.waiting import Pace
+from pytest_runpod.wiring import Connection, SystemClock, connect, ledger_path, reconnect, start_watchdog, user_state
 
 Action = Callable[[pytest.Config], int]
 
@@ -71,9 +75,20 @@ def _parser() -> argparse.ArgumentParser:
     command("setup", _setup, "create an approved endpoint ahead of its run; prints its receipt", pytest_options=True)
     health = command("health", _health, "show what a receipt's endpoint does now; read-only")
     health.add_argument("--receipt", type=Path, required=True)
-    cleanup = command("cleanup", _cleanup, "delete what receipts name, and confirm; may be repeated")
-    cleanup.add_argument("--receipt", type=Path, help="one receipt (default: all in the state folder)")
-    cleanup.add_argument("--state", type=Path, help="the state folder (default: the user's)")
+    command(
+        "doctor", _doctor, "look whether a run would work: hosts, key, quota, price; read-only", pytest_options=True
+    )
+    cleanup = command("cleanup", _cleanup, "delete what one receipt names, and confirm; may be repeated")
+    cleanup.add_argument("--receipt", type=Path, required=True)
+    cleanup.add_argument(
+        "--absent", action="store_true", help="of a create whose answer was lost: it is not there, you have looked"
+    )
+    cleanup.add_argument("--reason", default="", help="with --absent: how you know")
+    reaping = command("reap", _reap, "delete what receipts name and no living run uses, and confirm; may be repeated")
+    reaping.add_argument("--state", type=Path, help="the state folder (default: the user's)")
+    reaping.add_argument(
+        "--list", action="store_true", help="only show the endpoints that are named as ours; with the pytest options"
+    )
     ledger = command("ledger", _ledger, "show the ledger, or settle a run against its bill")
     ledger.add_argument("--ledger", type=Path, help="the ledger (default: in the state folder)")
     ledger.add_argument("--settle", metavar="RUN", help="replace what this run reserved by what was billed")
@@ -112,33 +127,33 @@ def _setup(_: argparse.Namespace, rest: list[str]) -> int:
 
 def _set_up(settings: RunSettings, packed: Packed) -> int:
     """Create the endpoint that a later `--runpod-receipt` uses. The watchdog deletes it at its deadline."""
-    if settings.embedded:
-        raise SettingsRefused(
-            [
-                "setup needs a provider that outlives it: serve one with `pytest-runpod emulator` and set its URLs and key"
-            ]
-        )
     clock, state, payload = SystemClock(), settings.state or user_state(), packed.payload
-    connection = connect(settings)
-    offer = preflight(connection.provider, settings)
+    connection = _lasting(settings, "setup")
     run = RunId.make(clock).text
     file = ReceiptFile(settings.receipt or receipt_path(state, run))
+    insist_on_certainty(state, connection.where, clock.now())
+    offer = preflight(connection.provider, settings)
     env = endpoint_env(packed.worker, payload.sha256, settings.device)
     spec = make_spec(new_name(payload.sha256, clock), settings, offer, env)
     ledger = Ledger(ledger_path(settings, state))
-    deployment = Deployment(connection.provider, file, ledger, settings.caps, clock, offer.rate)
+    deployment = Deployment(
+        connection.provider, file, ledger, settings.caps, clock, offer.rate, Pace.of(settings), workers=settings.workers
+    )
     receipt = new_receipt(run, spec, connection.where, (payload.sha256, payload.worker_sha256), clock, ledger)
     if file.path.exists():
         file.create(receipt)  # refuses, before any money is reserved
     deployment.reserve(run, Stage.SETUP)
     file.create(receipt)
-    detach_watchdog(file.path, connection.key)
+    watchdog = start_watchdog(file, connection.key, settings.request_timeout)
     try:
         endpoint = deployment.create(spec)
         deployment.wait_until_idle()
+        watchdog.stay()
     except BaseException:
         deployment.clean_up()
         raise
+    finally:
+        watchdog.end()
     print(f"receipt: {file.path}")
     print(f"endpoint: {endpoint.id} ({endpoint.name}), deleted in {SETUP_DEADLINE_S // 60} minutes at the latest")
     print(f"next: pytest --runpod --approved-sha={payload.sha256} --runpod-receipt={file.path}")
@@ -162,20 +177,60 @@ def _health(options: argparse.Namespace, _: list[str]) -> int:
 
 
 def _cleanup(options: argparse.Namespace, _: list[str]) -> int:
-    files = (ReceiptFile(options.receipt),) if options.receipt else all_receipts(options.state or user_state())
-    code: int = ExitCode.OK
-    for file in files:
-        try:
-            receipt = file.read()
-            if not receipt.cleanup_confirmed:
-                receipt = clean_receipt(file, reconnect(receipt, os.environ), SystemClock().iso)
-            print(f"{receipt.name}: cleanup_confirmed: {str(receipt.cleanup_confirmed).lower()}")
-        except RunpodError as error:
-            sys.stderr.write(f"{file.path}: {error}\n")
-            code = worse(code, ExitCode.CLEANUP if isinstance(error, CleanupUnresolved) else error.exit_code)
-    if not files:
-        print("no receipts: nothing was ever created from this state folder")
+    if options.absent and not options.reason:
+        raise SettingsRefused(["--absent needs a --reason: how you know that the endpoint never came to be"])
+    return _show([clean_one(ReceiptFile(options.receipt), os.environ, options.reason if options.absent else None)])
+
+
+def _reap(options: argparse.Namespace, _: list[str]) -> int:
+    state = options.state or user_state()
+    if options.list:
+        return _with_pytest(lambda config: _list(_settings(config), state), [])
+    return _show(reap(state, os.environ))
+
+
+def _list(settings: RunSettings, state: Path) -> int:
+    return _show(by_prefix(_lasting(settings, "reap --list").provider, state))
+
+
+def _show(lines: Iterable[Line]) -> int:
+    """Print each line as soon as it is known: on standard error where something is wrong."""
+    shown = []
+    for line in lines:
+        print(line.text, file=sys.stderr if line.code else sys.stdout, flush=True)
+        shown.append(line)
+    return worst(shown)
+
+
+def _doctor(_: argparse.Namespace, rest: list[str]) -> int:
+    return _with_pytest(lambda config: _examine(_settings(config)), rest)
+
+
+def _examine(settings: RunSettings) -> int:
+    state = settings.state or user_state()
+    connection, code = _lasting(settings, "doctor"), int(ExitCode.OK)
+    print(f"looking at {connection.where.management_url} and {connection.where.jobs_url}; nothing is changed")
+    for finding in examine(connection.provider, settings, state, Ledger(ledger_path(settings, state))):
+        print(finding, flush=True)
+        code = worse(code, finding.code)
     return code
+
+
+def _settings(config: pytest.Config) -> RunSettings:
+    from pytest_runpod import remote
+
+    return remote.settings_of(config)
+
+
+def _lasting(settings: RunSettings, command: str) -> Connection:
+    """Connect to a provider that is there without us. Raises: SettingsRefused: an embedded one would be a new account."""
+    if settings.embedded:
+        raise SettingsRefused(
+            [
+                f"{command} needs a provider that outlives it: serve one with `pytest-runpod emulator`, set its URLs and key"
+            ]
+        )
+    return connect(settings)
 
 
 def _ledger(options: argparse.Namespace, _: list[str]) -> int:

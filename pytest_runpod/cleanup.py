@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from pytest_runpod.core.lifecycle import Event
+from pytest_runpod.core.lifecycle import Event, Phase
 from pytest_runpod.core.limits import CLEANUP_PASSES
 from pytest_runpod.core.plan import Action, Delete, Doubt, ScaleToZero, plan_cleanup
 from pytest_runpod.core.receipt import Owned, Receipt
-from pytest_runpod.errors import CleanupUnresolved, ProviderError
+from pytest_runpod.errors import CleanupUnresolved, ProviderError, ReceiptRefused, RunpodError, StillLocked
 from pytest_runpod.provider.api import Provider
 from pytest_runpod.store.receipts import ReceiptFile
 
 PAUSE_S: Final = 1.0
+ANOTHER_S: Final = 120.0  # so long another cleaner of the same receipt is waited for
 
 
 def clean_up(owned: Owned, provider: Provider, *, wait: Callable[[float], object] = time.sleep) -> None:
@@ -39,44 +41,126 @@ def clean_up(owned: Owned, provider: Provider, *, wait: Callable[[float], object
     raise CleanupUnresolved(
         f"The endpoint {owned.name} could not be confirmed as deleted: it may still exist, and cost.",
         looked_at=f"{CLEANUP_PASSES} rounds of delete and list; the last one: {trouble}",
-        todo="run `pytest-runpod cleanup` until it confirms, or delete it in the provider's console",
+        todo="run `pytest-runpod reap` until it confirms, or delete it in the provider's console",
     )
 
 
 def clean_receipt(
-    file: ReceiptFile, provider: Provider, now: Callable[[], str], *, wait: Callable[[float], object] = time.sleep
+    file: ReceiptFile,
+    provider: Provider,
+    now: Callable[[], str],
+    *,
+    wait: Callable[[float], object] = time.sleep,
+    rescue: bool = False,
 ) -> Receipt:
     """Remove what the receipt in *file* owns, and write into it how that went. One cleaner at a time.
 
     A create whose answer was lost, and of which no list has ever shown anything, stays unresolved on purpose.
-    Raises: CleanupUnresolved: as `clean_up`; the receipt then says `unresolved`.
+
+    Args:
+        rescue: save the result of a job that has ended before its endpoint is deleted: the run that waited for it is gone.
+    Raises: CleanupUnresolved: it is not certain that nothing is left; the receipt then says `unresolved`, and why.
     """
-    with file.lock():
+    with _alone(file):
         receipt = file.read()
         if receipt.cleanup_confirmed:
             return receipt
-        uncertain = receipt.create_uncertain and receipt.endpoint_id is None
-        owned = _reconciled(receipt.owned, provider) if uncertain else receipt.owned
-        receipt = file.write(receipt.after(Event.CLEANUP_STARTED, now(), endpoint_id=owned.endpoint_id))
+        if rescue:
+            receipt = _rescue(file, receipt, provider, now)
         try:
+            owned = _found_again(receipt, provider)
+            note = f"endpoint {owned.endpoint_id}" if owned.endpoint_id else "no endpoint is known"
+            receipt = file.write(receipt.after(Event.CLEANUP_STARTED, now(), note, endpoint_id=owned.endpoint_id))
             clean_up(owned, provider, wait=wait)
-            if uncertain and owned.endpoint_id is None:
+            if receipt.create_uncertain and owned.endpoint_id is None:
                 raise CleanupUnresolved(
                     f"It is not known whether the endpoint {owned.name} was ever created: the answer was lost, no list shows it.",
-                    looked_at=f"receipt {file.path.name}, a fresh list of all endpoints",
-                    todo="run `pytest-runpod cleanup` again in some minutes; submit nothing meanwhile",
+                    looked_at=f"receipt {file.path}, a fresh list of all endpoints",
+                    todo="submit nothing meanwhile. Run `pytest-runpod cleanup --receipt …` in some minutes; if it never shows "
+                    "up in the provider's console either, say so with `--absent --reason TEXT`",
                 )
-        except CleanupUnresolved as unresolved:
+        except RunpodError as trouble:
+            if receipt.phase is not Phase.CLEANING:
+                receipt = receipt.after(Event.CLEANUP_STARTED, now())
+            unresolved = _as_unresolved(trouble, receipt.owned)
             file.write(receipt.after(Event.CLEANUP_DOUBTED, now(), trouble=str(unresolved)))
-            raise
+            raise unresolved from trouble
         return file.write(receipt.after(Event.CLEANUP_CONFIRMED, now(), trouble=""))
 
 
-def _reconciled(owned: Owned, provider: Provider) -> Owned:
-    for endpoint in provider.list_endpoints():
-        if endpoint.name == owned.name:
-            return Owned(owned.name, endpoint.id)
-    return owned
+def state_absence(file: ReceiptFile, provider: Provider, now: Callable[[], str], reason: str) -> Receipt:
+    """Take a person's word that an endpoint whose create was lost never came to be, if a fresh list agrees.
+
+    Raises: CleanupUnresolved: a list shows it. ReceiptRefused: the receipt is not in doubt about a create.
+    """
+    with _alone(file):
+        receipt = file.read()
+        if receipt.phase is not Phase.UNRESOLVED or not receipt.create_uncertain or receipt.endpoint_id:
+            raise ReceiptRefused(
+                "That receipt is not in doubt about a create, so nobody's word is needed. Nothing was changed.",
+                looked_at=f"{file.path}: {receipt.phase.value}",
+                todo="run `pytest-runpod cleanup --receipt …` without --absent",
+            )
+        owned = _found_again(receipt, provider)
+        if owned.endpoint_id:
+            raise CleanupUnresolved(
+                f"The endpoint {owned.name} exists. Nothing was changed.",
+                looked_at=f"a fresh list of all endpoints: {owned.endpoint_id}",
+                todo="run `pytest-runpod cleanup --receipt …` without --absent: it deletes it",
+            )
+        file.write(receipt.after(Event.ABSENCE_STATED, now(), reason))
+    return clean_receipt(file, provider, now)
+
+
+@contextmanager
+def _alone(file: ReceiptFile) -> Iterator[None]:
+    try:
+        with file.lock(wait_s=ANOTHER_S):
+            yield
+    except StillLocked as busy:
+        raise CleanupUnresolved(
+            "Another process is deleting the endpoint of this receipt, and has not finished. It may still exist, and cost.",
+            looked_at=busy.looked_at,
+            todo="run `pytest-runpod cleanup --receipt …` until it confirms",
+        ) from busy
+
+
+def _as_unresolved(trouble: RunpodError, owned: Owned) -> CleanupUnresolved:
+    if isinstance(trouble, CleanupUnresolved):
+        return trouble
+    return CleanupUnresolved(
+        f"The endpoint {owned.name} could not be confirmed as deleted: it may still exist, and cost.",
+        looked_at=f"{trouble.happened} {trouble.looked_at}",
+        todo="run `pytest-runpod reap` until it confirms, or delete it in the provider's console",
+    )
+
+
+def _found_again(receipt: Receipt, provider: Provider) -> Owned:
+    """What the receipt owns; with the id, if only the name is known and a list shows it."""
+    owned = receipt.owned
+    if owned.endpoint_id is not None:
+        return owned
+    found = (endpoint.id for endpoint in provider.list_endpoints() if endpoint.name == owned.name)
+    return Owned(owned.name, next(found, None))
+
+
+def _rescue(file: ReceiptFile, receipt: Receipt, provider: Provider, now: Callable[[], str]) -> Receipt:
+    """Best effort on purpose: the endpoint is deleted whether or not its job's result can still be had."""
+    if not receipt.endpoint_id or not receipt.job_id or Event.RESULT_SAVED.value in receipt.events:
+        return receipt
+    try:
+        endpoint = provider.get_endpoint(receipt.endpoint_id)
+        state = provider.job(endpoint, receipt.job_id) if endpoint is not None else None
+    except ProviderError:
+        return receipt
+    if state is None or not state.final:
+        return receipt
+    if receipt.phase is Phase.RUNNING:
+        receipt = receipt.after(Event.JOB_FINAL, now(), state.status)
+    if receipt.phase is Phase.FINISHED and state.output is not None:
+        file.save_result(state)
+        receipt = receipt.after(Event.RESULT_SAVED, now())
+    return file.write(receipt)
 
 
 def _gone(owned: Owned, provider: Provider) -> bool:

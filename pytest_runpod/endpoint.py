@@ -7,124 +7,41 @@ disk is written before the request that it speaks of leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_runpod.cleanup import clean_receipt
 from pytest_runpod.core.budget import Caps, Entry, Stage, reservation_for
 from pytest_runpod.core.clock import Clock
-from pytest_runpod.core.lifecycle import Event
+from pytest_runpod.core.diagnosis import quota_use, why_unknown
+from pytest_runpod.core.lifecycle import Event, Phase
 from pytest_runpod.core.limits import (
     CLEANUP_MARGIN_S,
-    DISK_GB,
     EXECUTION_TIMEOUT_S,
-    HEALTH_POLL_S,
-    HEALTH_WAIT_S,
-    IDLE_TIMEOUT_S,
-    IMAGE_CUDA,
     JOB_TTL_S,
     MAX_REQUEST,
-    PRICE_CEILING,
-    QUEUE_DELAY_S,
     SETUP_DEADLINE_S,
-    WORKERS_MIN,
 )
-from pytest_runpod.core.money import MicroUsd, format_usd
-from pytest_runpod.core.receipt import NAME_PREFIX, Receipt, Where
-from pytest_runpod.core.wire import start_command
+from pytest_runpod.core.money import MicroUsd
+from pytest_runpod.core.receipt import Receipt
+from pytest_runpod.core.reconcile import Arrived, NoTrace, fate_of_submission
 from pytest_runpod.errors import (
-    BudgetRefused,
     FateUnknown,
     PayloadRefused,
     ProviderError,
     ProviderRefused,
     WorkerFailed,
 )
-from pytest_runpod.options import RunSettings
 from pytest_runpod.provider.api import Endpoint, EndpointSpec, Health, Job, Policy, Provider
 from pytest_runpod.provider.runpod import differing_settings
 from pytest_runpod.store.ledger import Ledger
 from pytest_runpod.store.receipts import ReceiptFile
+from pytest_runpod.waiting import Outage, Pace, QueueWatch
 
-QUEUE_PATIENCE_S: Final = 600.0  # in the queue for longer than this: the reason is looked for and the run ends
-UNHEALTHY_POLLS: Final = 3  # so many looks in a row that show a crashed worker end the run
 REFUSED_SETTLE_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the live catalog says of the card that was asked for."""
-
-    pool: str
-    excluded_types: tuple[str, ...]
-    rate: MicroUsd
-
-
-def preflight(provider: Provider, settings: RunSettings) -> Offer:
-    """Look, without changing anything: key on both hosts, the card, its price.
-
-    Raises: ProviderError: a host does not accept the key, or the card is in no pool. BudgetRefused: above the ceiling.
-    """
-    provider.check_job_access()
-    catalog = provider.gpus()
-    card = next((gpu for gpu in catalog if gpu.id == settings.gpu), None)
-    if card is None or card.pool is None or card.price is None:
-        known = sorted(gpu.id for gpu in catalog if gpu.pool and gpu.price is not None)
-        raise ProviderError(
-            f"{settings.gpu} is no card of the provider's Serverless pools. Nothing was created, nothing was billed.",
-            looked_at=f"the live catalog: {', '.join(known)}",
-            todo="choose one of these with --runpod-gpu",
-        )
-    if card.price > PRICE_CEILING:
-        raise BudgetRefused(
-            f"{card.id} costs {format_usd(card.price)} an hour now: above the ceiling. Nothing was created.",
-            looked_at=f"the live catalog; the ceiling is {format_usd(PRICE_CEILING)} an hour",
-            todo="choose a cheaper card with --runpod-gpu, or wait for the price to fall",
-        )
-    others = tuple(sorted(gpu.id for gpu in catalog if gpu.pool == card.pool and gpu.id != card.id))
-    return Offer(card.pool, others, card.price)
-
-
-def make_spec(name: str, settings: RunSettings, offer: Offer, env: Mapping[str, str]) -> EndpointSpec:
-    """Say everything about the endpoint; nothing is left to the provider's defaults."""
-    return EndpointSpec(
-        name=name,
-        image=settings.image,
-        args=start_command(),
-        env=env,
-        pool=offer.pool,
-        excluded_types=offer.excluded_types,
-        min_cuda=IMAGE_CUDA,
-        disk_gb=DISK_GB,
-        workers_min=WORKERS_MIN,
-        workers_max=settings.workers,
-        idle_timeout_s=IDLE_TIMEOUT_S,
-        execution_timeout_s=EXECUTION_TIMEOUT_S,
-        queue_delay_s=QUEUE_DELAY_S,
-    )
-
-
-def new_receipt(
-    run: str, spec: EndpointSpec, where: Where, digests: tuple[str, str], clock: Clock, ledger: Ledger
-) -> Receipt:
-    """Write down the intent: the unique name, where, and until when. *digests*: of the payload and of the worker."""
-    now = clock.now()
-    return Receipt(
-        run=run,
-        name=spec.name,
-        where=where,
-        payload_sha256=digests[0],
-        worker_sha256=digests[1],
-        created_at=now,
-        deadline_at=now + SETUP_DEADLINE_S,
-        ledger=str(ledger.path),
-    )
-
-
-def new_name(payload_sha256: str, clock: Clock) -> str:
-    """A name that nobody else chooses: by it alone a lost endpoint is found again."""
-    return f"{NAME_PREFIX}{payload_sha256[:8]}-{clock.token()[:12]}"
+ASKS_FOR_MORE: Final = frozenset({Event.CREATE_SENT, Event.CREATE_SEEN, Event.SUBMIT_SENT, Event.SUBMIT_SEEN})
+LOOKS: Final = 4  # at what a request did whose answer was lost
+LOOK_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -137,6 +54,9 @@ class Deployment:
     caps: Caps
     clock: Clock
     rate: MicroUsd
+    pace: Pace = field(default_factory=Pace)
+    say: Callable[[str], None] = lambda _: None
+    workers: int = 1
     endpoint: Endpoint | None = None
     reserved: list[Entry] = field(default_factory=list)
 
@@ -148,7 +68,7 @@ class Deployment:
             id=self.clock.token()[:12],
             run=receipt_run,
             stage=stage,
-            reserved=reservation_for(stage),
+            reserved=reservation_for(stage, self.workers),
             at=self.clock.iso(),
             endpoint_id=self.endpoint.id if self.endpoint else None,
         )
@@ -166,15 +86,12 @@ class Deployment:
         self._note(Event.CREATE_SENT)
         try:
             endpoint = self.provider.create_endpoint(spec)
-        except FateUnknown:
-            found = self._find(spec.name)
-            if found is None:
-                raise
-            endpoint = found
-        except ProviderError:
+        except FateUnknown as lost:
+            endpoint = self._found_by_name(spec.name, lost)
+        except ProviderError as no:
             self._note(Event.CREATE_REFUSED)
-            raise
-        self._note(Event.CREATE_SEEN, endpoint_id=endpoint.id)
+            raise self._with_quota(no) from no
+        self._note(Event.CREATE_SEEN, f"endpoint {endpoint.id}", endpoint_id=endpoint.id)
         self.ledger.name_endpoint(self.file.read().run, endpoint.id)
         self.endpoint = self._read_back(spec, endpoint)
         return self.endpoint
@@ -185,13 +102,7 @@ class Deployment:
         Raises: WorkerFailed: it is gone, too old for a whole job, or not what this run needs.
         """
         receipt = self.file.read()
-        left = receipt.deadline_at - self.clock.now()
-        if left < JOB_TTL_S + CLEANUP_MARGIN_S:
-            raise WorkerFailed(
-                "The endpoint of that receipt will be deleted too soon for a job. Nothing was submitted.",
-                looked_at=f"{left:.0f} s are left, a job may take {JOB_TTL_S} s and clean-up {CLEANUP_MARGIN_S} s",
-                todo="run `pytest-runpod cleanup`, then `pytest-runpod setup` again",
-            )
+        self._insist_on_time(receipt)
         endpoint = self.provider.get_endpoint(receipt.endpoint_id) if receipt.endpoint_id else None
         if endpoint is None or receipt.cleanup_confirmed:
             raise WorkerFailed(
@@ -202,18 +113,35 @@ class Deployment:
         self.endpoint = self._read_back(spec, endpoint)
         return self.endpoint
 
+    def rejoin(self) -> Endpoint:
+        """Find the endpoint of a run that died after it had submitted its job.
+
+        Raises: WorkerFailed: it is gone, or somebody deletes it, and its job with it.
+        """
+        receipt = self.file.read()
+        endpoint = self.provider.get_endpoint(receipt.endpoint_id) if receipt.endpoint_id else None
+        if endpoint is None or receipt.in_clean_up:
+            raise WorkerFailed(
+                "The job of that receipt cannot be followed any more: its endpoint is gone, and nobody has saved its result. "
+                "Nothing was run, nothing more is billed.",
+                looked_at=f"{self.file.path}: {receipt.phase.value}, endpoint {receipt.endpoint_id}",
+                todo="run again without --runpod-receipt; it is paid again then",
+            )
+        self.endpoint = endpoint
+        return endpoint
+
     def wait_until_idle(self) -> Health:
         """Wait until `/health` answers, and insist on an endpoint without any work, now or before.
 
         Raises: WorkerFailed: it does not answer in time, or shows work that is not ours.
         """
         assert self.endpoint is not None
-        until = self.clock.now() + HEALTH_WAIT_S
+        until = self.clock.now() + self.pace.answer_s
         while (health := self.provider.health(self.endpoint)) is None:
             if self.clock.now() > until:
                 raise WorkerFailed(
                     "The new endpoint does not answer. Nothing was submitted; it is deleted now.",
-                    looked_at=f"its /health said 404 for {HEALTH_WAIT_S} s",
+                    looked_at=f"its /health said 404 for {self.pace.answer_s:.0f} s",
                     todo="run again; if it stays so, look at the provider's status page",
                 )
             self.clock.wait(1.0)
@@ -240,46 +168,122 @@ class Deployment:
                 looked_at="the request as it would be sent, archive in base64",
                 todo="exclude files with runpod_exclude; `pytest --runpod-prepare` shows the largest",
             )
-        self.reserve(self.file.read().run, Stage.JOB)
+        receipt = self.file.read()
+        self._insist_on_time(receipt)
+        self.reserve(receipt.run, Stage.JOB)
         self._note(Event.SUBMIT_SENT, nonce=str(job_input["nonce"]))
-        job = self._submit(job_input)
-        self._note(Event.SUBMIT_SEEN, job_id=job.id)
+        try:
+            job = self._submit(job_input)
+        except FateUnknown as lost:
+            job = self.find_job(lost)
+        except ProviderError:
+            self._note(Event.SUBMIT_REFUSED)
+            raise
+        self._note(Event.SUBMIT_SEEN, f"job {job.id}", job_id=job.id)
         return job
 
     def _submit(self, job_input: Mapping[str, Any]) -> Job:
         """Send; only an endpoint that says that it is paused, or not known yet, is asked again: it took nothing."""
         assert self.endpoint is not None
         policy = Policy(execution_timeout_s=EXECUTION_TIMEOUT_S, ttl_s=JOB_TTL_S)
-        until = self.clock.now() + HEALTH_WAIT_S
+        until = self.clock.now() + self.pace.answer_s
         while True:
             try:
                 return self.provider.submit(self.endpoint, job_input, policy)
             except ProviderRefused as no:
-                if no.status not in (404, 409) or self.clock.now() > until:
+                if no.status not in (404, 409):
                     raise
+                if self.clock.now() > until:
+                    raise self._not_taking_jobs(no) from no
             self.clock.wait(REFUSED_SETTLE_S)
 
-    def states(self, job: Job, poll_s: float, diagnose: Callable[[str], None]) -> Iterator[Job]:
-        """Yield the state of *job* again and again, the final one last; say what it waits for.
+    def _not_taking_jobs(self, no: ProviderRefused) -> ProviderRefused:
+        if no.status == 409:
+            return ProviderRefused(
+                "The endpoint stays paused: the provider takes no job for it. Nothing was executed; it is deleted now.",
+                status=409,
+                looked_at=f"{no.looked_at}, for {self.pace.answer_s:.0f} s",
+                todo="look at the account's balance and limits: a provider pauses endpoints of accounts that run out of money",
+            )
+        return ProviderRefused(
+            "The job API does not know the new endpoint. Nothing was executed; it is deleted now.",
+            status=404,
+            looked_at=f"{no.looked_at}, for {self.pace.answer_s:.0f} s",
+            todo="run again; if it stays so, look at the provider's status page",
+        )
 
-        Raises: WorkerFailed: the provider does not know it any more, or its worker never becomes ready.
+    def resume(self) -> Job:
+        """The job that the receipt speaks of: its id, or what can be found of a submission whose answer was lost."""
+        receipt = self.file.read()
+        if receipt.job_id is not None:
+            return Job(receipt.job_id, "IN_QUEUE")
+        job = self.find_job(FateUnknown("The run died while it submitted its job.", looked_at=str(self.file.path)))
+        self._note(Event.SUBMIT_SEEN, f"job {job.id}", job_id=job.id)
+        return job
+
+    def find_job(self, lost: FateUnknown) -> Job:
+        """Find the job of a submission whose answer was lost, by counters and lists. It is never sent again.
+
+        Raises: FateUnknown: nothing shows it, or nothing names it; deleting the endpoint ends it, if it is there.
         """
         assert self.endpoint is not None
-        waiter = _Waiter(self, diagnose)
+        self.say("the answer of the submission was lost; looking whether the job is there")
+        fate: Any = NoTrace()
+        for look in range(LOOKS):
+            if look:
+                self.clock.wait(LOOK_S)
+            try:
+                fate = fate_of_submission(self.provider.health(self.endpoint), self.provider.requests(self.endpoint))
+            except ProviderError:
+                continue  # one look less
+            if isinstance(fate, Arrived):
+                return Job(fate.job_id, "IN_QUEUE")
+        shown = "nothing shows it" if isinstance(fate, NoTrace) else fate.counters
+        raise FateUnknown(
+            "The answer of the submission was lost, and the job could not be found. It was not sent again; "
+            "deleting the endpoint ends it. It may have been billed.",
+            looked_at=f"{lost.looked_at}; /health and /requests, {LOOKS} times: {shown}",
+            todo="run again",
+        ) from lost
+
+    def states(self, job: Job) -> Iterator[Job]:
+        """Yield the state of *job* again and again, the final one last; say what it waits for.
+
+        Raises: WorkerFailed: the provider does not know it any more, its worker never becomes ready, or the time is over.
+        """
+        assert self.endpoint is not None
+        began, receipt = self.clock.now(), self.file.read()
+        queue = QueueWatch(self.provider, self.endpoint, self.clock, self.pace, self.say)
+        outage = Outage(self.clock, self.pace, self.say)
         while True:
-            state = self.provider.job(self.endpoint, job.id)
+            try:
+                state = self.provider.job(self.endpoint, job.id)
+            except ProviderError as trouble:
+                outage.bear(trouble)
+                self.clock.wait(self.pace.poll_s)
+                continue
+            outage.over()
             if state is None:
-                raise WorkerFailed(
-                    "The provider does not know the job any more: it expired, or was lost. It may have been billed.",
-                    looked_at=f"/status of job {job.id}: 404, after {waiter.waited:.0f} s; its TTL is {JOB_TTL_S} s",
-                    todo="run again; nothing was reported that is not certain",
-                )
+                self._note(Event.JOB_LOST)
+                found = why_unknown(self.clock.now() - began)
+                raise WorkerFailed(found.cause, looked_at=f"/status of job {job.id}: 404", todo=found.todo)
             yield state
             if state.final:
-                self._note(Event.JOB_FINAL)
+                self._note(Event.JOB_FINAL, state.status)
                 return
-            waiter.look(state)
-            self.clock.wait(poll_s)
+            queue.look(state)
+            if self.clock.now() > receipt.deadline_at - CLEANUP_MARGIN_S:
+                raise WorkerFailed(
+                    f"The job is {state.status} and its time is over. It is cancelled and the endpoint deleted now; "
+                    "it may have been billed.",
+                    looked_at=f"job {job.id}; an endpoint lives {SETUP_DEADLINE_S} s, its job {JOB_TTL_S} s",
+                    todo="run again, with fewer tests at once",
+                )
+            self.clock.wait(self.pace.poll_s)
+
+    def result_saved(self) -> None:
+        """The result is on disk: its endpoint may go."""
+        self._note(Event.RESULT_SAVED)
 
     def cancel(self, job: Job) -> None:
         assert self.endpoint is not None
@@ -293,12 +297,59 @@ class Deployment:
 
     # --- shared
 
-    def _note(self, event: Event, **changes: Any) -> None:
+    def _note(self, event: Event, note: str = "", **changes: Any) -> None:
+        """Write down what happened. Raises: WorkerFailed: somebody has begun to clean up, so this run must not go on."""
         with self.file.lock():
-            self.file.write(self.file.read().after(event, self.clock.iso(), **changes))
+            receipt = self.file.read()
+            if event.value in receipt.events:  # by a run that died, and whose job this one follows
+                return
+            answered = event in (Event.CREATE_SEEN, Event.CREATE_REFUSED) and receipt.phase is Phase.UNRESOLVED
+            if answered or not receipt.in_clean_up:
+                receipt = self.file.write(receipt.after(event, self.clock.iso(), note, **changes))
+        if receipt.in_clean_up and event in ASKS_FOR_MORE:
+            raise WorkerFailed(
+                "The endpoint of this run is being deleted by its watchdog or by another process. This run ends.",
+                looked_at=f"{self.file.path}: {receipt.phase.value}; {receipt.log[-1] if receipt.log else ''}",
+                todo=f"see {self.file.watchdog_log.name} beside it; an endpoint lives {SETUP_DEADLINE_S // 60} minutes at most",
+            )
 
-    def _find(self, name: str) -> Endpoint | None:
-        return next((endpoint for endpoint in self.provider.list_endpoints() if endpoint.name == name), None)
+    def _insist_on_time(self, receipt: Receipt) -> None:
+        left = receipt.deadline_at - self.clock.now()
+        if left < JOB_TTL_S + CLEANUP_MARGIN_S:
+            raise WorkerFailed(
+                "The endpoint will be deleted too soon for a job. Nothing was submitted.",
+                looked_at=f"{left:.0f} s are left, a job may take {JOB_TTL_S} s and clean-up {CLEANUP_MARGIN_S} s",
+                todo="run `pytest-runpod cleanup --receipt …`, then start anew",
+            )
+
+    def _found_by_name(self, name: str, lost: FateUnknown) -> Endpoint:
+        self.say("the answer of the create was lost; looking for the endpoint by its name")
+        for look in range(LOOKS):
+            if look:
+                self.clock.wait(LOOK_S)
+            try:
+                found = [endpoint for endpoint in self.provider.list_endpoints() if endpoint.name == name]
+            except ProviderError:
+                continue  # one look less; clean-up looks again, and stays unresolved while it cannot
+            if found:
+                return found[0]
+        raise lost
+
+    def _with_quota(self, no: ProviderError) -> ProviderError:
+        """Name who takes the account's workers, if that is why a create was refused."""
+        if not isinstance(no, ProviderRefused) or "quota" not in no.looked_at.lower():
+            return no
+        try:
+            use = quota_use(self.provider.list_endpoints())
+        except ProviderError:
+            return no
+        return ProviderRefused(
+            "The account's quota of workers is taken. No endpoint was created, no job was submitted.",
+            status=no.status,
+            looked_at=f"{no.looked_at}; {use}",
+            todo="delete endpoints that are not needed (`pytest-runpod reap --list` shows those of this plugin), "
+            "or raise the quota with the provider",
+        )
 
     def _read_back(self, spec: EndpointSpec, created: Endpoint) -> Endpoint:
         seen = self.provider.get_endpoint(created.id)
@@ -316,54 +367,3 @@ class Deployment:
                 todo="run again; if it stays so, the provider has changed what it stores: please report it",
             )
         return seen
-
-
-class _Waiter:
-    """Reads `/health` now and then while a job waits, and tells a crash loop from a queue."""
-
-    def __init__(self, deployment: Deployment, diagnose: Callable[[str], None]) -> None:
-        self.deployment, self.diagnose = deployment, diagnose
-        self.began = self.looked = deployment.clock.now()
-        self.unhealthy = 0
-
-    @property
-    def waited(self) -> float:
-        return self.deployment.clock.now() - self.began
-
-    def look(self, state: Job) -> None:
-        """Raises: WorkerFailed: workers crash again and again, or the queue does not move."""
-        now = self.deployment.clock.now()
-        if state.status != "IN_QUEUE" or now - self.looked < HEALTH_POLL_S:
-            return
-        self.looked = now
-        health = None
-        with suppress(ProviderError):  # a diagnosis that fails is no failure of the run
-            assert self.deployment.endpoint is not None
-            health = self.deployment.provider.health(self.deployment.endpoint)
-        if health is None:
-            return
-        reason = why_queued(health)
-        self.diagnose(f"waiting for {now - self.began:.0f} s: {reason}")
-        self.unhealthy = self.unhealthy + 1 if health.workers.get("unhealthy") else 0
-        if self.unhealthy >= UNHEALTHY_POLLS or now - self.began > QUEUE_PATIENCE_S:
-            raise WorkerFailed(
-                "No worker takes the job. It is cancelled and the endpoint deleted now; start-up may have been billed.",
-                looked_at=f"/health after {now - self.began:.0f} s: {reason} ({dict(health.workers)})",
-                todo="look at the worker's log; with no capacity, try another card with --runpod-gpu",
-            )
-
-
-def why_queued(health: Health) -> str:
-    """Say why a queued job waits, in the order of what is most often the cause."""
-    workers = {name: count for name, count in health.workers.items() if count}
-    if workers.get("unhealthy"):
-        return "workers crash as they start"
-    if workers.get("initializing"):
-        return "a worker is starting (image, bootstrap)"
-    if workers.get("running"):
-        return "a worker is running and has not taken the job yet"
-    if workers.get("ready") or workers.get("idle"):
-        return "a worker stands by and has not taken the job yet"
-    if workers.get("throttled"):
-        return "the hosts of this card are full (throttled)"
-    return "no worker: no capacity for this card now"

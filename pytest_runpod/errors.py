@@ -127,6 +127,20 @@ class ResultsUntrusted(RunpodError):
     exit_code = ExitCode.RESULTS
 
 
+class WatchdogFailed(RunpodError):
+    """Nobody would delete the endpoint if this process died."""
+
+
+class StillLocked(RunpodError):
+    """Another process works on the same file."""
+
+
+class ReceiptRefused(RunpodError):
+    """What is asked for does not fit what the receipt says."""
+
+    exit_code = ExitCode.USAGE_ERROR
+
+
 class ReceiptDamaged(RunpodError):
     """A receipt that cannot be read, or that is of another version: it is never overwritten."""
 

@@ -10,12 +10,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_runpod.core.budget import Caps
-from pytest_runpod.core.limits import GPU_TYPE, IMAGE, PYTEST_RESTARTS, STAGE_BUDGET, TOTAL_BUDGET, WORKERS_MAX
+from pytest_runpod.core.limits import (
+    GPU_TYPE,
+    IMAGE,
+    JOB_TTL_S,
+    PYTEST_RESTARTS,
+    QUEUE_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    STAGE_BUDGET,
+    TOTAL_BUDGET,
+    WORKERS_MAX,
+)
 from pytest_runpod.core.money import MicroUsd, parse_usd
 from pytest_runpod.errors import SettingsRefused
 
 ENV_PREFIX: Final = "PYTEST_RUNPOD_"
 KEY_VARIABLE: Final = "RUNPOD_API_KEY"
+TIMEOUT_VARIABLE: Final = f"{ENV_PREFIX}REQUEST_TIMEOUT"
 URL_VARIABLES: Final = ("PYTEST_RUNPOD_MANAGEMENT_URL", "PYTEST_RUNPOD_JOBS_URL")
 TRUE: Final = frozenset({"1", "true", "yes", "on"})
 FALSE: Final = frozenset({"0", "false", "no", "off", ""})
@@ -36,6 +47,8 @@ class RunSettings:
     accuracy: bool = False
     collect: str = "local"
     restarts: int = PYTEST_RESTARTS
+    queue_timeout: int = QUEUE_TIMEOUT_S
+    request_timeout: int = REQUEST_TIMEOUT_S
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
@@ -82,6 +95,8 @@ KNOWN: Final = (
     "accuracy",
     "collect",
     "restarts",
+    "queue_timeout",
+    "request_timeout",
     "include",
     "exclude",
     "requirements",
@@ -129,6 +144,8 @@ class _Reader:
             accuracy=self.switch("accuracy"),
             collect=self.choice("collect", ("local", "worker"), "local"),
             restarts=self.whole("restarts", 0, 20, PYTEST_RESTARTS),
+            queue_timeout=self.whole("queue_timeout", 1, JOB_TTL_S, QUEUE_TIMEOUT_S),
+            request_timeout=self.whole("request_timeout", 1, 300, REQUEST_TIMEOUT_S),
             include=self.lines("include"),
             exclude=self.lines("exclude"),
             requirements=self.lines("requirements"),

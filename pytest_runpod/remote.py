@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import pytest
@@ -18,6 +16,7 @@ from _pytest.runner import call_and_report
 from pytest_runpod import approval, compatibility, fixtures, hookspecs
 from pytest_runpod.errors import COLLECTION_FAILED_HERE, ExitCode, RunpodError, SettingsRefused, worse
 from pytest_runpod.forwarding import Word, interactive, needing_collection_here
+from pytest_runpod.interrupts import Interrupts
 from pytest_runpod.options import KNOWN, RunSettings, parse_settings
 from pytest_runpod.report import summary_lines
 from pytest_runpod.selection import words_of
@@ -25,7 +24,6 @@ from pytest_runpod.session import RUN, Packed, RemoteRun, pack_payload
 from pytest_runpod.wiring import SystemClock, approvals_folder
 
 CUDA_ID: Final = "runpod::cuda"
-SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 def enter(config: pytest.Config, arguments: tuple[str, ...]) -> None:
@@ -125,11 +123,13 @@ class RemoteHooks:
         self._refuse_halves_of_twins(session)
         self.run.begin(session, self.warned, self.deselected)
         session.testscollected += 1
-        with _signals_raise(), _our_own_warnings_ignored():
+        with _our_own_warnings_ignored(), Interrupts(self.run.say) as interrupts:
             try:
-                self._run_cuda_item(CudaItem.from_parent(session, name="cuda", nodeid=CUDA_ID, run=self.run))
+                self._run_cuda_item(
+                    CudaItem.from_parent(session, name="cuda", nodeid=CUDA_ID, run=self.run), interrupts
+                )
             finally:
-                with _signals_wait(self.run):
+                with interrupts.while_deleting():
                     self._finish()
         if self.collects_there:
             _end_as_after_a_collection(session)
@@ -139,7 +139,7 @@ class RemoteHooks:
             raise session.Interrupted(session.shouldstop)
         return True
 
-    def _run_cuda_item(self, cuda: CudaItem) -> None:
+    def _run_cuda_item(self, cuda: CudaItem, interrupts: Interrupts) -> None:
         """Setup: the endpoint and the job. Between: everybody's reports. Call: the proof. Teardown: confirmed deletion."""
         session = cuda.session
         setup = call_and_report(cuda, "setup", log=True)
@@ -150,7 +150,7 @@ class RemoteHooks:
         cuda.ihook.pytest_runtest_logstart(nodeid=cuda.nodeid, location=cuda.location)
         if setup.passed and not (session.shouldfail or session.shouldstop):
             call_and_report(cuda, "call", log=True)
-        with _signals_wait(self.run):
+        with interrupts.while_deleting():
             call_and_report(cuda, "teardown", log=True, nextitem=None)
         cuda.ihook.pytest_runtest_logfinish(nodeid=cuda.nodeid, location=cuda.location)
 
@@ -170,7 +170,7 @@ class RemoteHooks:
         return result
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        lines = summary_lines(self.run.facts) if self.run.deployment is not None else []
+        lines = summary_lines(self.run.facts) if self.run.begun else []
         if self.run.stream is None and _collection_failed(terminalreporter._session):
             lines = COLLECTION_FAILED_HERE.splitlines()
         if lines:
@@ -275,37 +275,3 @@ def _our_own_warnings_ignored() -> Iterator[None]:
         for module in ("requests", "urllib3", "junitparser", "filelock", "platformdirs", "pytest_runpod"):
             warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
         yield
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the session as Ctrl-C does, so that what was created is deleted."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        raise pytest.exit.Exception(f"received {signal.Signals(number).name}", returncode=128 + number)
-
-    with _handlers(dict.fromkeys(SIGNALS, stop)):
-        yield
-
-
-@contextmanager
-def _signals_wait(run: RemoteRun) -> Iterator[None]:
-    """While deleting, a further Ctrl-C is answered, and does not stop the deletion."""
-
-    def answer(number: int, _: FrameType | None) -> None:
-        run.say(
-            f"{signal.Signals(number).name}: deleting the endpoint first; the watchdog goes on if this process is killed"
-        )
-
-    with _handlers(dict.fromkeys((signal.SIGINT, *SIGNALS), answer)):
-        yield
-
-
-@contextmanager
-def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -247,12 +247,29 @@ def _class_of(module: str | None, name: str | None, base: type) -> type[Any] | N
     return found if isinstance(found, type) and issubclass(found, base) else None
 
 
+LABELS: Final = (
+    "gpu", "driver", "torch", "image", "provider", "payload", "worker", "attached", "attempts", "extra", "coverage",
+)  # fmt: skip
+
+
 def summary_lines(facts: Mapping[str, Any]) -> list[str]:
     """The terminal section `runpod`: what ran where, what it cost, where the results are."""
     lines = []
     if facts.get("device") == "cpu":
         lines.append("device cpu: this was NO CUDA validation (emulator)")
-    for label in ("gpu", "driver", "torch", "image", "provider", "payload", "worker", "attempts", "extra", "coverage"):
+    for label in (
+        "gpu",
+        "driver",
+        "torch",
+        "image",
+        "provider",
+        "payload",
+        "worker",
+        "attached",
+        "attempts",
+        "extra",
+        "coverage",
+    ):
         if facts.get(label):
             lines.append(f"{label + ':':<10}{facts[label]}")
     if facts.get("reserved") is not None:
@@ -266,6 +283,8 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
         lines.append(f"{'not sent:':<10}{path}, which {nodeid} misses (runpod_include)")
     for name in facts.get("left_out") or ():
         lines.append(f"{'left out:':<10}{name}")
+    if facts.get("worker_log"):
+        lines.append(f"{'its log:':<10}{facts['worker_log']}")
     if facts.get("cleanup"):
         lines.append(f"{'cleanup:':<10}{facts['cleanup']}")
     if facts.get("output"):

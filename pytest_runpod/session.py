@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,14 +16,25 @@ from pytest_runpod.core.budget import Entry, Stage, estimate_job, reservation_fo
 from pytest_runpod.core.canonical import canonical_json
 from pytest_runpod.core.choice import Decision
 from pytest_runpod.core.clock import Clock, RunId
-from pytest_runpod.core.limits import EXECUTION_TIMEOUT_S, JOB_TTL_S
+from pytest_runpod.core.limits import EXECUTION_TIMEOUT_S, JOB_TTL_S, PRICE_CEILING
 from pytest_runpod.core.manifest import Payload
-from pytest_runpod.core.money import format_usd
+from pytest_runpod.core.money import MicroUsd, format_usd
+from pytest_runpod.core.receipt import Receipt
 from pytest_runpod.core.wire import endpoint_env, job_input
-from pytest_runpod.endpoint import Deployment, Offer, make_spec, new_name, new_receipt, preflight
-from pytest_runpod.errors import ExitCode, PayloadRefused, ProviderError, RunpodError, WorkerFailed, worse
+from pytest_runpod.endpoint import Deployment
+from pytest_runpod.errors import (
+    ApprovalRefused,
+    ExitCode,
+    PayloadRefused,
+    ProviderError,
+    RunpodError,
+    WorkerFailed,
+    worse,
+)
 from pytest_runpod.forwarding import Word
+from pytest_runpod.leftovers import insist_on_certainty
 from pytest_runpod.options import RunSettings
+from pytest_runpod.preflight import Offer, make_spec, new_name, new_receipt, preflight
 from pytest_runpod.provider.api import Endpoint, EndpointSpec, Job, Policy
 from pytest_runpod.provider.runpod import run_body
 from pytest_runpod.store import results as result_store
@@ -32,9 +43,10 @@ from pytest_runpod.store.receipts import ReceiptFile, receipt_path
 from pytest_runpod.store.tree import pack, survey
 from pytest_runpod.store.worker_files import worker_files
 from pytest_runpod.stream import Results, Stream, Submitted
+from pytest_runpod.waiting import Pace
 from pytest_runpod.wiring import (
     Connection,
-    Process,
+    Watchdog,
     approvals_folder,
     connect,
     ledger_path,
@@ -43,6 +55,8 @@ from pytest_runpod.wiring import (
 )
 
 RUN: Final = pytest.StashKey["RemoteRun"]()
+ATTACH_WAIT_S: Final = 120.0
+WORKER_LOG: Final = "logs/worker.txt"
 NO_CUDA: Final = "device=cpu: no CUDA validation"
 
 
@@ -86,13 +100,15 @@ class RemoteRun:
         self.offer: Offer | None = None
         self.file: ReceiptFile | None = None
         self.deployment: Deployment | None = None
-        self.watchdog: Process | None = None
+        self.watchdog: Watchdog | None = None
+        self.attached = False  # to the job of an earlier run
+        self.replayed: Job | None = None  # its final state, if somebody has saved that
         self.job: Job | None = None
         self.sent: Submitted | None = None
         self.trouble: RunpodError | None = None
         self.exit_code: int = ExitCode.OK
         self.facts: dict[str, Any] = {"device": settings.device}
-        self.cleaned = False
+        self.cleaned = self.cleanup_tried = False
 
     def begin(self, session: pytest.Session, warned: set[tuple[str | None, str]], deselected: set[str]) -> None:
         """Take the items of *session*: what follows is about them.
@@ -134,48 +150,59 @@ class RemoteRun:
 
     def reserve(self, payload: Payload, ledger: Ledger) -> Entry | None:
         """Look at the provider, read-only, then reserve for the endpoint. Raises: ProviderError, BudgetRefused."""
-        self.connection = connect(self.settings)
-        self.offer = preflight(self.connection.provider, self.settings)
-        path = self.settings.receipt or receipt_path(self.state, self.id)
-        self.file = ReceiptFile(path)
-        self.deployment = Deployment(
-            self.connection.provider, self.file, ledger, self.settings.caps, self.clock, self.offer.rate
-        )
-        rate = self.offer.rate
-        reserved = reservation_for(Stage.SETUP) + reservation_for(Stage.JOB)
+        settings = self.settings
+        self.file = ReceiptFile(settings.receipt or receipt_path(self.state, self.id))
+        given = self.file.read() if settings.receipt is not None else None
+        if given is not None and given.submitted:
+            self._attach(given, payload, ledger)
+            return None
+        self.connection = connect(settings)
+        insist_on_certainty(self.state, self.connection.where, self.clock.now(), but=self.file.path)
+        self.offer = preflight(self.connection.provider, settings)
+        self.deployment = self._deployment(ledger, self.offer.rate)
+        rate, workers = self.offer.rate, settings.workers
+        reserved = reservation_for(Stage.SETUP, workers) + reservation_for(Stage.JOB, workers)
         self.facts.update(rate=rate, reserved=reserved)
         self.say(
-            f"{self.settings.gpu}: {format_usd(rate)} an hour; the job can cost {format_usd(estimate_job(rate))} at most, "
+            f"{settings.gpu}: {format_usd(rate)} an hour; the job can cost {format_usd(estimate_job(rate, workers))} at most, "
             f"{format_usd(reserved)} is reserved"
         )
-        if self.settings.receipt is not None:
-            return None
-        return self.deployment.reserve(self.id, Stage.SETUP)
+        return None if given is not None else self.deployment.reserve(self.id, Stage.SETUP)
 
     def open_endpoint(self, payload: Payload) -> Endpoint:
         """Receipt, watchdog, endpoint; then wait until it answers and is idle."""
-        assert self.deployment is not None
         assert self.file is not None
+        if self.replayed is not None:
+            return Endpoint(self.file.read().endpoint_id or "", self.file.read().name, 0)
+        assert self.deployment is not None
         assert self.connection is not None
+        if self.attached:
+            self._watch()
+            return self.deployment.rejoin()
         spec = self._spec(payload)
         if self.settings.receipt is None:
             digests = payload.sha256, payload.worker_sha256
             self.file.create(
                 new_receipt(self.id, spec, self.connection.where, digests, self.clock, self.deployment.ledger)
             )
-            self.watchdog = start_watchdog(self.file.path, self.connection.key)
+            self._watch()
             endpoint = self.deployment.create(spec)
         else:
-            self.watchdog = start_watchdog(self.file.path, self.connection.key)
+            self._watch()
             endpoint = self.deployment.adopt(spec)
         self.deployment.wait_until_idle()
         self.say(f"endpoint {endpoint.id} ({endpoint.name}) is ready")
         return endpoint
 
     def submit(self, payload: Payload) -> Job:
-        """Reserve for the job and submit it, once."""
-        assert self.deployment is not None
+        """Reserve for the job and submit it, once. One that an earlier run has submitted is followed instead."""
+        assert self.file is not None
         stayed = () if self.packed is None else tuple(one for one in self.packed.decisions if not one.packed)
+        if self.attached:
+            self.sent = Submitted(payload.sha256, str(self.file.read().nonce), stayed)
+            self.job = self.replayed or self._resumed()
+            return self.job
+        assert self.deployment is not None
         self.sent = Submitted(payload.sha256, self.clock.token(), stayed)
         session = selection.make_session(
             self.config, self.settings, self.items, self.words, payload.paths, self.deselected
@@ -192,6 +219,47 @@ class RemoteRun:
         self.say(f"job {self.job.id} submitted, {size:,} bytes, {items}")
         return self.job
 
+    # --- an earlier run's job
+
+    def _attach(self, given: Receipt, payload: Payload, ledger: Ledger) -> None:
+        """Take up the job of a run that died: its saved result, or the job itself. Nothing is paid again.
+
+        Raises: ApprovalRefused: this is not the source that it ran. WorkerFailed: nothing of it is left.
+        """
+        assert self.file is not None
+        if given.payload_sha256 != payload.sha256:
+            raise ApprovalRefused(
+                "The job of that receipt ran other source than what is here. Nothing was run, nothing more is billed.",
+                looked_at=f"the receipt: payload_sha256 {given.payload_sha256}; here: {payload.sha256}",
+                todo="go back to that source, or run anew without --runpod-receipt",
+            )
+        self.attached = True
+        with self.file.lock(wait_s=ATTACH_WAIT_S):  # a watchdog that cleans up just now saves the result first
+            given = self.file.read()
+        self.replayed = self.file.saved_result()
+        if self.replayed is None or not given.cleanup_confirmed:
+            self.connection = connect(self.settings)
+            self.deployment = self._deployment(ledger, PRICE_CEILING)
+        self.facts["attached"] = f"to the job of {given.run}; nothing was run or paid again"
+        self.say(f"{given.run}: " + ("its saved result is replayed" if self.replayed else "following its job"))
+
+    def _resumed(self) -> Job:
+        assert self.deployment is not None
+        return self.deployment.resume()
+
+    def _deployment(self, ledger: Ledger, rate: MicroUsd) -> Deployment:
+        assert self.connection is not None
+        assert self.file is not None
+        return Deployment(
+            self.connection.provider, self.file, ledger, self.settings.caps, self.clock, rate,
+            Pace.of(self.settings), self.say, self.settings.workers,
+        )  # fmt: skip
+
+    def _watch(self) -> None:
+        assert self.connection is not None
+        assert self.file is not None
+        self.watchdog = start_watchdog(self.file, self.connection.key, self.settings.request_timeout)
+
     # --- the stream
 
     def follow(self) -> Iterator[None]:
@@ -200,13 +268,12 @@ class RemoteRun:
         Infrastructure trouble is kept for the proof: it is one error of `runpod::cuda`, not one of each test.
         """
         assert self.stream is not None
-        assert self.deployment is not None
-        assert self.job is not None
         assert self.sent is not None
         try:
-            yield from self.stream.follow(self.deployment, self.job, self.sent)
+            yield from self.stream.follow(self._states(), self.sent, self._result_saved)
         except RunpodError as trouble:
             self.trouble = trouble
+            self._keep_worker_log()
         self._count_failed_commands()
 
     def prove(self) -> None:
@@ -244,6 +311,7 @@ class RemoteRun:
         if self.cleaned or self.deployment is None or self.file is None or not self.file.path.exists():
             return
         self.facts["cleanup"] = f"UNRESOLVED, see {self.file.path}"
+        self.cleanup_tried = True
         receipt = self.deployment.clean_up()
         self.cleaned = True
         self.facts["cleanup"] = f"confirmed ({receipt.name})"
@@ -267,16 +335,19 @@ class RemoteRun:
     def finish(self) -> None:
         """Whatever happened: nothing of ours is left when this returns, or the error says what may be."""
         try:
-            if not self.cleaned:
+            if not self.cleanup_tried:
+                if self.deployment is not None and self.deployment.endpoint is not None:
+                    self.say("deleting the endpoint")
                 self.cancel_if_running()
                 self.clean_up()
         finally:
             self.save_cost()
-            for helper in (self.watchdog, self.connection):
-                if isinstance(helper, Process):
-                    helper.end()
-                elif helper is not None:
-                    helper.close()
+            if self.watchdog is not None:
+                if not self.cleaned:
+                    self.say(f"the watchdog goes on deleting; its log: {self.watchdog.log}")
+                self.watchdog.end()
+            if self.connection is not None:
+                self.connection.close()
             self.watchdog = self.connection = None
 
     def blame(self, error: BaseException) -> None:
@@ -285,6 +356,35 @@ class RemoteRun:
             self.exit_code = worse(self.exit_code, error.exit_code)
 
     # --- inside
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to tell at the end."""
+        return self.deployment is not None or self.attached
+
+    def _states(self) -> Iterable[Job]:
+        if self.replayed is not None:
+            return (self.replayed,)
+        assert self.deployment is not None
+        assert self.job is not None
+        return self.deployment.states(self.job)
+
+    def _result_saved(self) -> None:
+        if self.deployment is not None and self.replayed is None:
+            self.deployment.result_saved()
+
+    def _keep_worker_log(self) -> None:
+        """Fetch what the workers have written, while their endpoint lives. Best effort: the trouble itself is told anyway."""
+        if self.results.result is not None or self.connection is None or self.deployment is None:
+            return
+        try:
+            log = self.connection.provider.worker_log(self.deployment.endpoint.id) if self.deployment.endpoint else ""
+        except ProviderError as trouble:
+            self.say(f"the worker's log cannot be had: {trouble.happened}")
+            return
+        if log:
+            result_store.save(self.results.folder, WORKER_LOG, log.encode("utf-8", "replace"))
+            self.facts["worker_log"] = str(self.results.folder / WORKER_LOG)
 
     @property
     def items(self) -> list[pytest.Item]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,12 +13,11 @@ import pytest
 from pytest_runpod import coverage_data
 from pytest_runpod.collected import Collected
 from pytest_runpod.core.choice import Decision
+from pytest_runpod.core.diagnosis import why_without_result
 from pytest_runpod.core.junit import report_lines
-from pytest_runpod.core.limits import POLL_S
 from pytest_runpod.core.matching import Finished, Key, Matcher
 from pytest_runpod.core.missing import files_missed
-from pytest_runpod.core.wire import Result, parse_lines, read_progress, read_result
-from pytest_runpod.endpoint import Deployment
+from pytest_runpod.core.wire import Result, is_result, parse_lines, read_progress, read_result
 from pytest_runpod.errors import ExitCode, ResultsUntrusted, WorkerFailed
 from pytest_runpod.options import RunSettings
 from pytest_runpod.provider.api import Job
@@ -34,7 +33,6 @@ from pytest_runpod.report import (
 )
 from pytest_runpod.store import results as result_store
 
-EMULATOR_POLL_S: Final = 0.25
 SHOWN: Final = 10
 Lines = Sequence[dict[str, Any]]
 
@@ -77,15 +75,18 @@ class Stream:
         self.stayed: dict[str, Decision] = {}
         self.warned_here: set[tuple[str | None, str]] = set()  # class and text of what was warned of before the run
 
-    def follow(self, deployment: Deployment, job: Job, sent: Submitted) -> Iterator[None]:
+    def follow(self, states: Iterable[Job], sent: Submitted, saved: Callable[[], None]) -> Iterator[None]:
         """Publish items as they come back; yields after each of them, so that the loop can stop.
 
+        Args:
+            states: of one job, the final one last. saved: called once its result is on disk.
         Raises: RunpodError: the job, its worker or its results cannot be relied on.
         """
         self.stayed = {decision.path: decision for decision in sent.stayed}
-        poll_s = EMULATOR_POLL_S if self.settings.provider == "emulator" else POLL_S
-        for state in deployment.states(job, poll_s, self.say):
+        for state in states:
             self.last_state = state
+            if not state.final and is_result(state.output, sent.nonce):
+                break  # an update that was late has turned the job back: it has ended all the same
             progress = None if state.final else read_progress(state.output, sent.nonce)
             if progress is None:
                 continue
@@ -94,15 +95,17 @@ class Stream:
             if self.places is not None and self.collected.told:
                 yield from self._publish(self.matcher.window(progress.attempt, progress.first, progress.lines))
         assert self.last_state is not None
-        yield from self._take_result(self.last_state, sent)
+        yield from self._take_result(self.last_state, sent, saved)
 
     def stopped(self) -> bool:
         return bool(self.session.shouldfail or self.session.shouldstop)
 
     # --- the final result
 
-    def _take_result(self, state: Job, sent: Submitted) -> Iterator[None]:
+    def _take_result(self, state: Job, sent: Submitted, saved: Callable[[], None]) -> Iterator[None]:
         result_store.save(self.results.folder, "response.json", json.dumps(state.output, indent=1).encode())
+        if state.output is not None:
+            saved()
         result = _verified(state, sent)
         self.results.result = result
         self.results.attempts.add(result.attempt)
@@ -267,10 +270,11 @@ def step_text(step: Any) -> str:
 
 def _verified(state: Job, sent: Submitted) -> Result:
     if state.output is None or state.status in ("CANCELLED", "TIMED_OUT"):
+        found = why_without_result(state)
         raise WorkerFailed(
-            f"The job ended as {state.status} without a result. It may have been billed.",
-            looked_at=f"job {state.id}: {state.error or 'no error text'}, {state.retries} retries",
-            todo="look at the worker's log, then run again",
+            found.cause,
+            looked_at=f"job {state.id}: {state.status}, {state.error or 'no error text'}, {state.retries} retries",
+            todo=found.todo,
         )
     return read_result(state.output, sent.payload_sha256, sent.nonce, state.error)
 

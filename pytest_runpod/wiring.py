@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +18,20 @@ from typing import IO, Final
 
 import platformdirs
 
+from pytest_runpod.core.limits import REQUEST_TIMEOUT_S
 from pytest_runpod.core.receipt import Receipt, Where
-from pytest_runpod.errors import ProviderUnreachable, RunpodError, SettingsRefused
-from pytest_runpod.options import KEY_VARIABLE, RunSettings
+from pytest_runpod.errors import ProviderUnreachable, RunpodError, SettingsRefused, WatchdogFailed
+from pytest_runpod.options import KEY_VARIABLE, TIMEOUT_VARIABLE, RunSettings
 from pytest_runpod.provider.api import Provider
 from pytest_runpod.provider.runpod import JOBS_URL, MANAGEMENT_URL, RunPod
 from pytest_runpod.provider.transport import Transport
+from pytest_runpod.store.receipts import ReceiptFile
 
-EMULATOR_START_S: Final = 60.0
 STOP_S: Final = 20.0
+WATCHDOG_START_S: Final = 60.0
+WATCHING: Final = "watching"  # what a watchdog says once it watches
+STAY: Final = "stay"  # what it is told when the process that started it may end
+DETACHED: Final = 0x208 if sys.platform == "win32" else 0  # CREATE_NEW_PROCESS_GROUP | DETACHED_PROCESS
 
 
 class SystemClock:
@@ -79,17 +85,39 @@ class Process:
             self.popen.stdout.close()
 
 
+@dataclass(slots=True)
+class Watchdog:
+    """The process that watches our receipt. It sees our end as the end of its lifeline, and then takes over."""
+
+    popen: subprocess.Popen[str]
+    log: Path
+
+    def stay(self) -> None:
+        """Let it act at the deadline only: this process is about to end, and its endpoint shall live on."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(f"{STAY}\n")
+        self.popen.stdin.flush()
+        self.end()
+
+    def end(self) -> None:
+        """Cut its lifeline. It ends if clean-up is confirmed, and cleans up if it is not: it is never ended by us."""
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+        self.popen.returncode = 0  # it is meant to outlive us: no warning about a child that still runs
+
+
 def connect(settings: RunSettings) -> Connection:
     """Open the provider that *settings* name.
 
     Raises: SettingsRefused: there is no key. ProviderUnreachable: the emulator did not start.
     """
     if settings.embedded:
-        return _start_emulator()
+        return _start_emulator(settings.request_timeout)
     if not settings.key:
         raise SettingsRefused([f"{KEY_VARIABLE} is not set: the key is read from the environment only"])
     where = Where(settings.provider, settings.management_url or MANAGEMENT_URL, settings.jobs_url or JOBS_URL)
-    transport = Transport(settings.key)
+    transport = Transport(settings.key, read_s=settings.request_timeout)
     return Connection(_client(where, transport), where, settings.key, transport)
 
 
@@ -101,7 +129,12 @@ def reconnect(receipt: Receipt, environ: Mapping[str, str]) -> Provider:
     key = environ.get(KEY_VARIABLE)
     if not key:
         raise SettingsRefused([f"{KEY_VARIABLE} is not set: the key is read from the environment only"])
-    return _client(receipt.where, Transport(key))
+    return _client(receipt.where, Transport(key, read_s=_request_timeout(environ)))
+
+
+def _request_timeout(environ: Mapping[str, str]) -> float:
+    text = environ.get(TIMEOUT_VARIABLE, "").strip()
+    return float(text) if text.isdigit() and int(text) else REQUEST_TIMEOUT_S
 
 
 def user_state() -> Path:
@@ -125,46 +158,59 @@ def ledger_path(settings: RunSettings, state: Path) -> Path:
     return settings.ledger or state / "ledger.json"
 
 
-def start_watchdog(receipt: Path, key: str) -> Process:
-    """Start the watchdog of *receipt*: own session, clean environment, the key in it and nowhere else."""
-    log = receipt.with_suffix(".watchdog.txt")
-    with log.open("ab") as sink:
-        return Process(
-            subprocess.Popen(
-                [sys.executable, "-m", "pytest_runpod.watchdog", str(receipt)],
-                stdin=subprocess.PIPE,
-                stdout=sink,
-                stderr=sink,
-                text=True,
-                cwd=receipt.parent,
-                env={**_clean_environment(), KEY_VARIABLE: key},
-                start_new_session=True,
-            )
-        )
+def start_watchdog(file: ReceiptFile, key: str, request_timeout: int) -> Watchdog:
+    """Start the watchdog of a receipt, and wait until it watches: before that, nothing may be created.
 
-
-def detach_watchdog(receipt: Path, key: str) -> int:
-    """Start a watchdog that outlives this command and acts at the deadline only. Returns its process id."""
-    log = receipt.with_suffix(".watchdog.txt")
-    with log.open("ab") as sink:
+    Its own session, nobody's child, a clean environment; the key is in that and nowhere else.
+    Raises: WatchdogFailed: it did not come up.
+    """
+    command = [sys.executable, "-m", "pytest_runpod.watchdog", str(file.path), "--parent", str(os.getpid())]
+    with file.watchdog_log.open("ab") as log:
         popen = subprocess.Popen(
-            [sys.executable, "-m", "pytest_runpod.watchdog", "--until-deadline", str(receipt)],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            cwd=receipt.parent,
-            env={**_clean_environment(), KEY_VARIABLE: key},
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=file.path.parent,
+            env={**_clean_environment(), KEY_VARIABLE: key, TIMEOUT_VARIABLE: str(request_timeout)},
             start_new_session=True,
+            creationflags=DETACHED,
         )
-    popen.returncode = 0  # it is meant to outlive us: no warning about a child that still runs
-    return popen.pid
+    said = _first_line(popen, WATCHDOG_START_S)
+    if not said.startswith(WATCHING):
+        popen.kill()
+        popen.communicate()
+        raise WatchdogFailed(
+            "The watchdog, which deletes the endpoint if this process dies, did not start. Nothing was created.",
+            looked_at=f"{file.watchdog_log}: {_last_line(file.watchdog_log)}",
+            todo="repair what that says, then run again",
+        )
+    if os.name != "nt":
+        popen.wait()  # it has forked itself away
+    return Watchdog(popen, file.watchdog_log)
+
+
+def _first_line(popen: subprocess.Popen[str], limit_s: float) -> str:
+    """What a process says first, within *limit_s* seconds; nothing if it has ended, or takes longer."""
+    said: list[str] = []
+    assert popen.stdout is not None
+    reader = threading.Thread(target=lambda out: said.append(out.readline()), args=(popen.stdout,), daemon=True)
+    reader.start()
+    reader.join(limit_s)
+    return said[0] if said else ""
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def _client(where: Where, transport: Transport) -> Provider:
     return RunPod(transport, where.management_url, where.jobs_url)
 
 
-def _start_emulator() -> Connection:
+def _start_emulator(request_timeout: float) -> Connection:
     key = f"rpa_emulator_{secrets.token_hex(16)}"
     with tempfile.TemporaryFile("w+", errors="replace") as words:  # a pipe that nobody reads would fill up
         popen = subprocess.Popen(
@@ -189,7 +235,7 @@ def _start_emulator() -> Connection:
                 looked_at=_last_words(words),
                 todo="install its parts: pip install 'pytest-runpod[emulator]'",
             ) from None
-    transport = Transport(key)
+    transport = Transport(key, read_s=request_timeout)
     return Connection(_client(where, transport), where, key, transport, process)
 
 
@@ -200,10 +246,12 @@ def _last_words(stream: IO[str]) -> str:
 
 
 def _clean_environment() -> dict[str, str]:
+    """What a watchdog needs. Nothing by which a CI runner knows its own processes (`BUILD_ID`, `RUNNER_TRACKING_ID`, …)."""
     kept = (
         "PATH", "HOME", "USERPROFILE", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "PYTHONPATH", "VIRTUAL_ENV",
         "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy",
-        "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE",
+        "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "PYTHONHOME", "LD_LIBRARY_PATH",
+        "DYLD_LIBRARY_PATH",
     )  # fmt: skip
     return {name: os.environ[name] for name in kept if name in os.environ}
 

@@ -13,6 +13,7 @@ from pytest_runpod.core.limits import (
     JOB_TTL_S,
     PRICE_CEILING,
     RESERVE_FLOOR,
+    SETUP_DEADLINE_S,
     SETUP_RESERVE,
     SHUTDOWN_RESERVE_S,
     STAGE_BUDGET,
@@ -100,18 +101,27 @@ class Caps:
     total: MicroUsd = TOTAL_BUDGET
 
 
-def estimate_job(rate: MicroUsd) -> MicroUsd:
-    """Bound what one job can cost: its whole life and the shutdown after it, at *rate* per GPU hour, and its disk."""
-    return MicroUsd(cost_ceiling(JOB_TTL_S + SHUTDOWN_RESERVE_S, rate) + DISK_ALLOWANCE)
+def estimate_job(rate: MicroUsd, workers: int = 1) -> MicroUsd:
+    """Bound what one job can cost: its whole life and the shutdown after it, at *rate* per GPU hour, and its disk.
+
+    Args:
+        workers: so many may run at once, each with one GPU.
+    """
+    return MicroUsd(workers * (cost_ceiling(JOB_TTL_S + SHUTDOWN_RESERVE_S, rate) + DISK_ALLOWANCE))
 
 
-def reservation_for(stage: Stage) -> MicroUsd:
-    """Choose what *stage* reserves: a dollar for setup; for a job the estimate at the price ceiling and a dollar, in whole cents.
+def reservation_for(stage: Stage, workers: int = 1) -> MicroUsd:
+    """Choose what *stage* reserves, in whole cents, at the price ceiling.
+
+    For setup what *workers* can cost until the deadline, for a job its estimate and a dollar; never less than a dollar.
 
     >>> format_usd(reservation_for(Stage.JOB))
     '$1.36'
     """
-    wanted = SETUP_RESERVE if stage is Stage.SETUP else MicroUsd(estimate_job(PRICE_CEILING) + JOB_MARGIN)
+    if stage is Stage.SETUP:
+        wanted = max(SETUP_RESERVE, workers * cost_ceiling(SETUP_DEADLINE_S, PRICE_CEILING))
+    else:
+        wanted = estimate_job(PRICE_CEILING, workers) + JOB_MARGIN
     return MicroUsd(max(RESERVE_FLOOR, -(-wanted // CENT) * CENT))
 
 

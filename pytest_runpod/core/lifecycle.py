@@ -28,10 +28,14 @@ class Event(str, Enum):
     CREATE_REFUSED = "create_refused"
     SUBMIT_SENT = "submit_sent"
     SUBMIT_SEEN = "submit_seen"
+    SUBMIT_REFUSED = "submit_refused"
     JOB_FINAL = "job_final"
+    JOB_LOST = "job_lost"
+    RESULT_SAVED = "result_saved"
     CLEANUP_STARTED = "cleanup_started"
     CLEANUP_CONFIRMED = "cleanup_confirmed"
     CLEANUP_DOUBTED = "cleanup_doubted"
+    ABSENCE_STATED = "absence_stated"
 
 
 _LIVE: Final = (
@@ -50,11 +54,18 @@ TRANSITIONS: Final[dict[tuple[Phase, Event], Phase]] = {
     (Phase.CREATING, Event.CREATE_SEEN): Phase.READY,  # a lost answer stays CREATING: reconcile by name
     (Phase.CREATING, Event.CREATE_REFUSED): Phase.CLEANING,  # refused by the provider: still confirmed by a list
     (Phase.READY, Event.SUBMIT_SENT): Phase.SUBMITTING,  # never sent twice: it may be billed
-    (Phase.SUBMITTING, Event.SUBMIT_SEEN): Phase.RUNNING,
+    (Phase.SUBMITTING, Event.SUBMIT_SEEN): Phase.RUNNING,  # a lost answer stays SUBMITTING: reconcile by counters
+    (Phase.SUBMITTING, Event.SUBMIT_REFUSED): Phase.FINISHED,
     (Phase.RUNNING, Event.JOB_FINAL): Phase.FINISHED,
+    (Phase.RUNNING, Event.JOB_LOST): Phase.FINISHED,
+    (Phase.RUNNING, Event.RESULT_SAVED): Phase.FINISHED,  # a late update had turned the state of the job back
+    (Phase.FINISHED, Event.RESULT_SAVED): Phase.FINISHED,  # on disk before its endpoint goes
     **{(phase, Event.CLEANUP_STARTED): Phase.CLEANING for phase in _LIVE},
     (Phase.CLEANING, Event.CLEANUP_CONFIRMED): Phase.CLEAN,
     (Phase.CLEANING, Event.CLEANUP_DOUBTED): Phase.UNRESOLVED,
+    (Phase.UNRESOLVED, Event.CREATE_SEEN): Phase.UNRESOLVED,  # the answer came after all: now its id is known
+    (Phase.UNRESOLVED, Event.CREATE_REFUSED): Phase.UNRESOLVED,
+    (Phase.UNRESOLVED, Event.ABSENCE_STATED): Phase.UNRESOLVED,  # by a person, with a reason; a list must agree
 }
 
 
@@ -67,3 +78,30 @@ def advance(phase: Phase, event: Event) -> Phase:
         return TRANSITIONS[phase, event]
     except KeyError:
         raise ValueError(f"a run that is {phase.value} cannot have {event.value}") from None
+
+
+def diagram() -> str:
+    """Draw the table for the documentation, in Mermaid's language. Clean-up, which may start anywhere, is drawn once."""
+    arrows = [
+        f"    {before.value} --> {after.value}: {event.value}"
+        for (before, event), after in TRANSITIONS.items()
+        if event is not Event.CLEANUP_STARTED
+    ]
+    inside = [f"        {arrow.strip()}" for arrow in arrows if not _leaves_the_way(arrow)]
+    outside = [arrow for arrow in arrows if _leaves_the_way(arrow)]
+    return "\n".join([
+        "stateDiagram-v2",
+        f"    [*] --> {Phase.RESERVED.value}",
+        "    state run {",
+        *inside,
+        "    }",
+        f"    run --> {Phase.CLEANING.value}: {Event.CLEANUP_STARTED.value}",
+        f"    {Phase.UNRESOLVED.value} --> {Phase.CLEANING.value}: {Event.CLEANUP_STARTED.value}",
+        *outside,
+        f"    {Phase.CLEAN.value} --> [*]",
+    ])  # fmt: skip
+
+
+def _leaves_the_way(arrow: str) -> bool:
+    """Whether *arrow* touches clean-up; the others are the way of a run."""
+    return any(phase.value in arrow.split(": ")[0] for phase in (Phase.CLEANING, Phase.CLEAN, Phase.UNRESOLVED))

@@ -29,6 +29,10 @@ SETUP_DEADLINE_S: Final = 1800  # watchdog: the endpoint is gone by then; a job 
 CLEANUP_MARGIN_S: Final = 120  # a job is only submitted if its TTL and this still fit before the deadline
 SDK_INSTALL_S: Final = 120
 HEALTH_WAIT_S: Final = 180  # a new endpoint may answer 404 while it propagates
+QUEUE_TIMEOUT_S: Final = 600  # a job may wait so long for a worker; then the reason is named and the run ends
+REQUEST_TIMEOUT_S: Final = 60  # for one answer of the provider
+OUTAGE_S: Final = 60  # so long the provider may give no answer while a job runs
+RETENTION_S: Final = 1800  # provider: results of `/run` are kept so long. Source: RunPod, job states
 EXIT_GRACE_S: Final = 10  # pytest has finished, its process has not: then it is ended
 
 # --- Money.

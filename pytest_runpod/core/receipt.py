@@ -53,19 +53,33 @@ class Receipt:
         return Owned(self.name, self.endpoint_id)
 
     @property
-    def create_uncertain(self) -> bool:
-        """A create was sent, and its answer never came."""
-        events = {line.rsplit(" ", 1)[-1] for line in self.log}
-        return Event.CREATE_SENT.value in events and not events & {Event.CREATE_SEEN.value, Event.CREATE_REFUSED.value}
+    def events(self) -> tuple[str, ...]:
+        """What has happened, in order: the second word of each line of the log."""
+        return tuple(line.split(" ", 2)[1] for line in self.log if " " in line)
 
-    def after(self, event: Event, at: str, **changes: Any) -> Receipt:
-        """Return the receipt after *event*, which happened *at* (ISO time), with *changes* to other fields.
+    @property
+    def create_uncertain(self) -> bool:
+        """A create was sent, its answer never came, and nobody has said that there is nothing."""
+        answered = {Event.CREATE_SEEN.value, Event.CREATE_REFUSED.value, Event.ABSENCE_STATED.value}
+        return Event.CREATE_SENT.value in self.events and not answered.intersection(self.events)
+
+    @property
+    def submitted(self) -> bool:
+        """A job was sent, and was not refused: there may be a result of it."""
+        return Event.SUBMIT_SENT.value in self.events and Event.SUBMIT_REFUSED.value not in self.events
+
+    @property
+    def in_clean_up(self) -> bool:
+        return self.phase in (Phase.CLEANING, Phase.CLEAN, Phase.UNRESOLVED)
+
+    def after(self, event: Event, at: str, note: str = "", **changes: Any) -> Receipt:
+        """Return the receipt after *event*, which happened *at* (ISO time), with a *note* for people and *changes* to fields.
 
         Raises: ValueError: *event* cannot follow this phase.
         """
         phase = advance(self.phase, event)
         changes.setdefault("cleanup_confirmed", phase is Phase.CLEAN)
-        return replace(self, phase=phase, log=(*self.log, f"{at} {event.value}"), **changes)
+        return replace(self, phase=phase, log=(*self.log, f"{at} {event.value} {note}".rstrip()), **changes)
 
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)

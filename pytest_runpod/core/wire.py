@@ -169,6 +169,11 @@ def read_progress(output: Any, nonce: str) -> Progress | None:
         return None
 
 
+def is_result(output: Any, nonce: str) -> bool:
+    """Whether an output is the final one of this submission, whatever the state of the job says."""
+    return _ours(output, "result", nonce)
+
+
 def read_result(output: Any, payload_sha256: str, nonce: str, error: str | None) -> Result:
     """Check a final output step by step, and unpack its archive.
 

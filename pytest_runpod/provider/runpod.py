@@ -12,6 +12,8 @@ from pytest_runpod.provider.transport import Answer, Transport, refused
 
 MANAGEMENT_URL: Final = "https://api.runpod.io"
 JOBS_URL: Final = "https://api.runpod.ai"
+LOGGED_WORKERS: Final = 3
+LOGGED_LINES: Final = 500
 NOBODY: Final = "pytest-runpod-nobody"  # an endpoint id that nobody has
 
 
@@ -112,6 +114,31 @@ class RunPod:
         if answer.status == 404:
             return None
         return job_of(self._good("GET", url, answer, "The state of the job cannot be read."))
+
+    def requests(self, endpoint: Endpoint) -> tuple[Job, ...] | None:
+        """The route is documented, the form of its answer is not: a list of jobs, bare or under `requests` or `jobs`."""
+        answer = self._http.get(f"{endpoint.request_urls['health'].removesuffix('/health')}/requests")
+        if answer.status == 404:
+            return None
+        body = self._good("GET", "requests", answer, "The jobs of the endpoint cannot be listed.")
+        if isinstance(body, Mapping):
+            body = next((body[key] for key in ("requests", "jobs") if key in body), None)
+        if not isinstance(body, list) or not all(isinstance(one, Mapping) and one.get("id") for one in body):
+            return None
+        return tuple(job_of({"status": "IN_QUEUE", **one}) for one in body)
+
+    def worker_log(self, endpoint_id: str) -> str:
+        """Read what is there of each worker's two logs; they are streams without an end, so this stops at the first pause."""
+        workers = f"{self._management}/serverless/{endpoint_id}/workers"
+        body = self._read(workers, "The workers of the endpoint cannot be listed.")
+        pieces = []
+        for worker in _list(body, "workers")[:LOGGED_WORKERS]:
+            for source in ("system", "container"):
+                url = f"{workers}/{worker.get('id')}/logs"
+                events = self._http.first_events(url, {"source": source, "tail": str(LOGGED_LINES)})
+                lines = [str(event.get("line", "")) for event in events]
+                pieces += [f"--- {worker.get('id')} ({worker.get('status')}), {source}", *lines]
+        return "\n".join(pieces)
 
     def cancel(self, endpoint: Endpoint, job_id: str) -> None:
         url = _job_url(endpoint.request_urls["cancel"], job_id)

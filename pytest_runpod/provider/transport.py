@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from urllib.parse import urlsplit
 
 import requests
 
+from pytest_runpod.core.limits import REQUEST_TIMEOUT_S
 from pytest_runpod.errors import FateUnknown, ProviderError, ProviderRefused, ProviderUnreachable
 
 CONNECT_S: Final = 10.0
-READ_S: Final = 60.0
 RETRIES: Final = 3  # of GET and DELETE only; a POST is never sent twice
 BACKOFF_S: Final = 1.0
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})
@@ -31,11 +32,14 @@ class Answer:
 class Transport:
     """Speak HTTP to one base URL with one key. The key is in the session's header and in no message."""
 
-    def __init__(self, key: str, *, wait: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self, key: str, *, read_s: float = REQUEST_TIMEOUT_S, wait: Callable[[float], object] = time.sleep
+    ) -> None:
         self._session = requests.Session()
         self._session.headers["Authorization"] = f"Bearer {key}"
         self._session.headers["User-Agent"] = "pytest-runpod"
         self._wait = wait
+        self._read_s = read_s
 
     def close(self) -> None:
         self._session.close()
@@ -43,23 +47,40 @@ class Transport:
     def get(self, url: str, params: Mapping[str, str] | None = None) -> Answer:
         return self._repeatable("GET", url, params=params)
 
+    def first_events(self, url: str, params: Mapping[str, str], *, pause_s: float = 2.0) -> list[Mapping[str, Any]]:
+        """Read server-sent events until none has come for *pause_s* seconds. Raises: ProviderError: no such stream."""
+        found: list[Mapping[str, Any]] = []
+        until = time.monotonic() + self._read_s
+        try:
+            with self._session.get(url, params=params, timeout=(CONNECT_S, pause_s), stream=True) as response:
+                if not response.ok:
+                    raise refused("GET", url, Answer(response.status_code, None), "The log cannot be read.")
+                for line in response.iter_lines():
+                    if line.startswith(b"data:") and isinstance(event := json.loads(line[5:]), dict):
+                        found.append(event)
+                    if time.monotonic() > until:
+                        break
+        except (requests.exceptions.RequestException, ValueError):
+            return found  # the pause: what came until then is the log
+        return found
+
     def delete(self, url: str) -> Answer:
         return self._repeatable("DELETE", url)
 
     def patch(self, url: str, body: Mapping[str, Any]) -> Answer:
         return self._once("PATCH", url, json=body)
 
-    def post(self, url: str, body: Mapping[str, Any] | None = None, *, read_s: float = READ_S) -> Answer:
+    def post(self, url: str, body: Mapping[str, Any] | None = None) -> Answer:
         """Send once.
 
         Raises: ProviderUnreachable: no connection, it never left. FateUnknown: it left, and no usable answer came.
         """
-        return self._once("POST", url, json=body, read_s=read_s)
+        return self._once("POST", url, json=body)
 
     def _repeatable(self, method: str, url: str, **arguments: Any) -> Answer:
         for attempt in range(RETRIES + 1):
             try:
-                answer, retry_after = self._exchange(method, url, READ_S, **arguments)
+                answer, retry_after = self._exchange(method, url, **arguments)
             except ProviderError:
                 if attempt == RETRIES:
                     raise
@@ -70,14 +91,17 @@ class Transport:
             self._wait(retry_after if retry_after is not None else BACKOFF_S * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _once(self, method: str, url: str, *, read_s: float = READ_S, **arguments: Any) -> Answer:
-        return self._exchange(method, url, read_s, **arguments)[0]
+    def _once(self, method: str, url: str, **arguments: Any) -> Answer:
+        return self._exchange(method, url, **arguments)[0]
 
-    def _exchange(self, method: str, url: str, read_s: float, **arguments: Any) -> tuple[Answer, float | None]:
+    def _exchange(self, method: str, url: str, **arguments: Any) -> tuple[Answer, float | None]:
+        until = time.monotonic() + self._read_s
+        timeout = (min(CONNECT_S, self._read_s), self._read_s)
         try:
-            response = self._session.request(
-                method, url, timeout=(CONNECT_S, read_s), allow_redirects=False, **arguments
-            )
+            with self._session.request(
+                method, url, timeout=timeout, allow_redirects=False, stream=True, **arguments
+            ) as response:
+                content = _read_until(response, until)
         except (
             requests.exceptions.ConnectTimeout,
             requests.exceptions.InvalidURL,
@@ -90,15 +114,25 @@ class Transport:
             raise _lost(method, url) from lost
         except requests.exceptions.RequestException as lost:
             raise _lost(method, url) from lost
-        return Answer(response.status_code, _body(method, url, response)), _retry_after(response)
+        return Answer(response.status_code, _body(method, url, response, content)), _retry_after(response)
 
 
-def _body(method: str, url: str, response: requests.Response) -> Any:
-    if not response.content:
+def _read_until(response: requests.Response, until: float) -> bytes:
+    """Read a whole answer; one that trickles is as lost as one that never comes."""
+    pieces = []
+    for piece in response.iter_content(1 << 16):
+        pieces.append(piece)
+        if time.monotonic() > until:
+            raise requests.exceptions.ReadTimeout("the answer trickles")
+    return b"".join(pieces)
+
+
+def _body(method: str, url: str, response: requests.Response, content: bytes) -> Any:
+    if not content:
         return None
     try:
-        return response.json()
-    except ValueError:
+        return json.loads(content)
+    except (ValueError, RecursionError):
         if response.ok:
             raise _lost(method, url) from None
         return None
@@ -149,11 +183,11 @@ def refused(method: str, url: str, answer: Answer, happened: str, todo: str = ""
 def _advice(status: int, url: str) -> str:
     host = urlsplit(url).netloc
     if status == 401:
-        return f"check RUNPOD_API_KEY: {host} does not accept it (the two hosts of the provider check keys separately)"
+        return f"check RUNPOD_API_KEY: {host} does not accept it (the provider's two hosts check keys, each on its own)"
     if status == 403:
         return f"give the key write access to the API of {host}"
     if status == 429:
         return "too many requests for this account: wait a minute, then start again"
     if status >= 500:
-        return "trouble on the provider's side: try again later, and run `pytest-runpod health`"
+        return "trouble on the provider's side: try again later; `pytest-runpod doctor` tells when both hosts answer"
     return ""

@@ -51,10 +51,10 @@ async def test_bad(loop_value): assert loop_value == 4
 ''',
     "test_hypothesis.py": '''
 from hypothesis import given, settings, strategies as st
-@settings(derandomize=True, database=None)
+@settings(derandomize=True, database=None, deadline=None)
 @given(st.integers())
 def test_falsified(n): assert n < 100
-@settings(derandomize=True, database=None)
+@settings(derandomize=True, database=None, deadline=None)
 @given(st.lists(st.integers()))
 def test_holds(values): assert sorted(sorted(values)) == sorted(values)
 ''',
