@@ -46,6 +46,20 @@ class ServedEmulator:
     def client(self) -> RunPod:
         return RunPod(Transport(KEY, wait=lambda _: None), self.management_url, self.jobs_url)
 
+    @property
+    def key(self) -> str:
+        return KEY
+
+    def tell(self, what: str, value: Any = None) -> None:
+        """Tell it `faults` to inject from now on, or to `release` what is held."""
+        answer = requests.post(
+            f"{self.management_url}/_emulator/{what}",
+            json=value,
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=30,
+        )
+        assert answer.status_code == 204, answer.text
+
     def ask(self, what: str) -> dict[str, Any]:
         answer = requests.get(
             f"{self.management_url}/_emulator/{what}", headers={"Authorization": f"Bearer {KEY}"}, timeout=30
@@ -115,8 +129,8 @@ class Project:
         env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(emulator.environ if emulator else {}), **environ}
         return subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, timeout=300, check=False)
 
-    def start(self, command: list[str], emulator: ServedEmulator) -> subprocess.Popen[str]:
-        env = {**os.environ, **emulator.environ}
+    def start(self, command: list[str], emulator: ServedEmulator, **environ: str) -> subprocess.Popen[str]:
+        env = {**os.environ, **emulator.environ, **environ}
         return subprocess.Popen(
             command, cwd=self.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -68,3 +68,9 @@ def test_a_conftest_may_change_what_is_packed_and_that_is_part_of_the_digest(pro
     other, text = prepared(project)
     assert other != digest
     assert "generated.json" in text
+
+
+def test_a_conftest_may_implement_any_one_of_the_hooks(project):
+    project.makeconftest("def pytest_runpod_results(config, folder, summary):\n    pass\n")
+    digest, _ = prepared(project)
+    assert len(digest) == 64
