@@ -117,7 +117,7 @@ class Stream:
         xml = result.member("junit.xml")
         reports = report_lines(xml) if xml else ()
         deaths = [line for line in lines if line["kind"] == "died"]
-        yield from self._publish(self.matcher.final([*reports, *deaths]))
+        yield from self._publish(self.matcher.final(result.attempt, [*reports, *deaths]))
         for line in lines:
             if line["kind"] == "warning" and not self._was_warned_here(line):
                 publish_warning(line, self.config, self.places)
@@ -137,7 +137,9 @@ class Stream:
         """Every item without a result becomes an error that says so, unless the run was told to stop."""
         if self.matcher.different:
             raise ResultsUntrusted(
-                "Reports that came while the job ran differ from those in its final result.",
+                "The platform ran the job again, and some tests ended otherwise than what was reported of the first time."
+                if self.matcher.ran_again
+                else "Reports that came while the job ran differ from those in its final result.",
                 looked_at=_some(key[0] for key in self.matcher.different),
                 todo="run again; do not trust this run",
             )

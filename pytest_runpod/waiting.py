@@ -9,14 +9,15 @@ from typing import Final
 
 from pytest_runpod.core.clock import Clock
 from pytest_runpod.core.cloud import Endpoint, Health, Job
-from pytest_runpod.core.diagnosis import CRASHING, UNHEALTHY_LOOKS, Diagnosis, why_queued
-from pytest_runpod.core.limits import HEALTH_POLL_S, HEALTH_WAIT_S, OUTAGE_S, POLL_S
+from pytest_runpod.core.diagnosis import CRASHING, Diagnosis, why_queued
+from pytest_runpod.core.limits import CRASHING_S, HEALTH_POLL_S, HEALTH_WAIT_S, OUTAGE_S, POLL_S, QUEUE_TIMEOUT_S
 from pytest_runpod.errors import ProviderError, ProviderRefused, WorkerFailed
 from pytest_runpod.options import RunSettings
 from pytest_runpod.provider.api import Provider
 
 EMULATOR_POLL_S: Final = 0.25
 EMULATOR_HEALTH_POLL_S: Final = 1.0
+EMULATOR_CRASHING_S: Final = 15.0
 PASSING: Final = frozenset({408, 429})  # refusals that say: later
 
 
@@ -25,12 +26,14 @@ class Pace:
     """How often is looked, and how long is waited. Seconds.
 
     *poll_s*, *health_poll_s*: between two looks at a job, and at why it waits. *queue_s*: a job may wait so long for a worker.
-    *answer_s*: a new endpoint may take so long to answer. *outage_s*: so long the provider may give no answer at all.
+    *crashing_s*: every look in so long a time shows crashed workers: that is a loop, and no mishap. *answer_s*: a new endpoint
+    may take so long to answer. *outage_s*: so long the provider may give no answer at all.
     """
 
     poll_s: float = POLL_S
     health_poll_s: float = HEALTH_POLL_S
-    queue_s: float = HEALTH_WAIT_S
+    queue_s: float = QUEUE_TIMEOUT_S
+    crashing_s: float = CRASHING_S
     answer_s: float = HEALTH_WAIT_S
     outage_s: float = OUTAGE_S
 
@@ -38,7 +41,9 @@ class Pace:
     def of(cls, settings: RunSettings) -> Pace:
         queue_s = float(settings.queue_timeout)
         if settings.provider == "emulator":
-            return cls(EMULATOR_POLL_S, EMULATOR_HEALTH_POLL_S, queue_s, min(HEALTH_WAIT_S, queue_s))
+            return cls(
+                EMULATOR_POLL_S, EMULATOR_HEALTH_POLL_S, queue_s, EMULATOR_CRASHING_S, min(HEALTH_WAIT_S, queue_s)
+            )
         return cls(queue_s=queue_s, answer_s=min(HEALTH_WAIT_S, queue_s))
 
 
@@ -50,7 +55,7 @@ class QueueWatch:
     ) -> None:
         self.provider, self.endpoint, self.clock, self.pace, self.say = provider, endpoint, clock, pace, say
         self.began = self.looked = clock.now()
-        self.unhealthy = 0
+        self.crashing_since: float | None = None
 
     def look(self, state: Job) -> None:
         """Raises: WorkerFailed: workers crash again and again, or the queue does not move."""
@@ -67,8 +72,12 @@ class QueueWatch:
             return
         found = why_queued(health)
         self.say(f"waiting for {waited:.0f} s: {found.cause}")
-        self.unhealthy = self.unhealthy + 1 if found is CRASHING else 0
-        if self.unhealthy >= UNHEALTHY_LOOKS or waited > self.pace.queue_s:
+        if found is not CRASHING:
+            self.crashing_since = None
+        elif self.crashing_since is None:
+            self.crashing_since = now
+        crashing = self.crashing_since is not None and now - self.crashing_since >= self.pace.crashing_s
+        if crashing or waited > self.pace.queue_s:
             raise self._given_up(found, waited, health)
 
     @staticmethod

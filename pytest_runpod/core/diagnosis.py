@@ -8,7 +8,6 @@ from typing import Final
 from pytest_runpod.core.cloud import Endpoint, Health, Job
 from pytest_runpod.core.limits import EXECUTION_TIMEOUT_S, JOB_TTL_S
 
-UNHEALTHY_LOOKS: Final = 3  # so many looks in a row that show a crashed worker make a crash loop
 BILLED: Final = "It may have been billed."
 
 

@@ -30,6 +30,7 @@ CLEANUP_MARGIN_S: Final = 120  # a job is only submitted if its TTL and this sti
 SDK_INSTALL_S: Final = 120
 HEALTH_WAIT_S: Final = 180  # a new endpoint may answer 404 while it propagates
 QUEUE_TIMEOUT_S: Final = 600  # a job may wait so long for a worker; then the reason is named and the run ends
+CRASHING_S: Final = 45  # workers that look crashed for so long are a crash loop
 REQUEST_TIMEOUT_S: Final = 60  # for one answer of the provider
 OUTAGE_S: Final = 60  # so long the provider may give no answer while a job runs
 RETENTION_S: Final = 1800  # provider: results of `/run` are kept so long. Source: RunPod, job states

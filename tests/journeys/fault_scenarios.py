@@ -255,9 +255,9 @@ class Stage:
             self._faults({})
             self._reap()
         settled = self._settle(scenario)
+        self._faults({})
         outcome = Outcome(scenario, process.returncode, output, ended - began, time.monotonic() - ended)
         outcome.problems += self._judge(scenario, outcome, settled, seen_before)
-        self._faults({})
         self._remove_what_is_left()
         if not outcome.problems:
             shutil.rmtree(self.project.state, ignore_errors=True)
