@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "journeys")]
 
 from fault_scenarios import FOREIGN, REQUESTS, SIGNALS, WIRE, Outcome, Scenario, Stage, scenarios  # noqa: E402
 
-from conftest import Project, ServedEmulator  # noqa: E402
+from conftest import Project, ServedEmulator, watchdogs  # noqa: E402
 
 TOUCHED = "somebody else's endpoint was touched"
 
@@ -79,7 +79,7 @@ def lane(folder: Path, waiting: queue.SimpleQueue[Scenario], outcomes: list[Outc
     root.mkdir(parents=True)
     emulator = ServedEmulator({"foreign_endpoints": FOREIGN}, folder)
     try:
-        stage = Stage(emulator, Project(root))
+        stage = Stage(emulator, Project(root), watchdogs)
         while not waiting.empty():
             try:
                 scenario = waiting.get_nowait()

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,23 @@ class ServedEmulator:
 @pytest.fixture
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Serve an emulator with the given faults; it ends with the test."""
+    with _serving(tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def make_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Serve an emulator that several tests of a module share."""
+    with _serving(tmp_path_factory) as start:
+        yield start
+
+
+@contextmanager
+def _serving(folders: pytest.TempPathFactory) -> Iterator[Callable[..., ServedEmulator]]:
     served: list[ServedEmulator] = []
 
     def start(**faults: Any) -> ServedEmulator:
-        served.append(ServedEmulator(faults, tmp_path_factory.mktemp("emulator")))
+        served.append(ServedEmulator(faults, folders.mktemp("emulator")))
         return served[-1]
 
     yield start
@@ -149,6 +163,24 @@ class Project:
             if ledger.exists()
             else 0
         )
+
+
+def watchdogs(folder: Path) -> list[int]:
+    """Processes that watch a receipt in *folder*."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended meanwhile
+        if b"pytest_runpod.watchdog" in words and any(word.startswith(f"{folder}/".encode()) for word in words):
+            found.append(int(process.name))
+    return found
+
+
+@pytest.fixture(name="watchdogs", scope="session")
+def _watchdogs() -> Any:
+    return watchdogs
 
 
 @pytest.fixture

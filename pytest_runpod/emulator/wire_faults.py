@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from pytest_runpod.emulator.faults import Rule
 from pytest_runpod.emulator.model import Account
 
+Entry = dict[str, Any]  # one request in the list of those seen
+
 
 class Watched(Protocol):
     """What this needs of the service: its account, with the faults, and the list of requests seen."""
@@ -32,7 +34,14 @@ class WireFaults:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        entry = {"method": scope["method"], "path": scope["path"], "status": None, "at": time.time(), "fault": None}
+        entry = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": None,
+            "at": time.time(),
+            "fault": None,
+            "held": False,
+        }
         if not scope["path"].startswith("/_emulator/"):
             self.service.seen.append(entry)
 
@@ -46,7 +55,7 @@ class WireFaults:
             await self.app(scope, receive, noting)
         else:
             entry["fault"] = rule.kind
-            await self._with(rule, scope, receive, noting)
+            await self._with(rule, entry, scope, receive, noting)
 
     def release(self) -> None:
         """Let every request that is held go on; those that come later are held again."""
@@ -65,7 +74,7 @@ class WireFaults:
                     found = rule
         return found
 
-    async def _with(self, rule: Rule, scope: Any, receive: Any, send: Any) -> None:
+    async def _with(self, rule: Rule, entry: Entry, scope: Any, receive: Any, send: Any) -> None:
         """Before the effect, instead of it, or after it."""
         if rule.kind in ("refuse", "status"):
             await _drained(receive)
@@ -78,12 +87,12 @@ class WireFaults:
             await _cut(send, 200, b"", 0)
         elif rule.kind in ("delay", "hold"):
             message = await _whole_body(receive)  # read now: the client may be gone when the pause is over
-            await self._pause(rule)
+            await self._pause(rule, entry)
             await self.app(scope, _once(message, receive), send)
         else:
-            await self._after_the_effect(rule, scope, receive, send)
+            await self._after_the_effect(rule, entry, scope, receive, send)
 
-    async def _after_the_effect(self, rule: Rule, scope: Any, receive: Any, send: Any) -> None:
+    async def _after_the_effect(self, rule: Rule, entry: Entry, scope: Any, receive: Any, send: Any) -> None:
         swallowed: list[Any] = []
 
         async def swallow(message: Any) -> None:
@@ -94,7 +103,7 @@ class WireFaults:
         status = next(message["status"] for message in swallowed if message["type"] == "http.response.start")
         status = status if status != 204 else 200  # an answer that has a body
         if rule.kind in ("delay_answer", "hold_answer"):
-            await self._pause(rule)
+            await self._pause(rule, entry)
             for message in swallowed:
                 await send(message)
         elif rule.kind == "fail_after":
@@ -104,9 +113,11 @@ class WireFaults:
         else:  # the connection ends before the answer does
             await _cut(send, status, body[: len(body) // 2] if rule.kind == "truncate" else b"", len(body))
 
-    async def _pause(self, rule: Rule) -> None:
+    async def _pause(self, rule: Rule, entry: Entry) -> None:
         if rule.kind.startswith("hold"):
-            await self.released.wait()
+            released = self.released
+            entry["held"] = True
+            await released.wait()
         else:
             await asyncio.sleep(rule.seconds)
 

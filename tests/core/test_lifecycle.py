@@ -1,11 +1,14 @@
 """The table decides; the receipt keeps what happened."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_runpod.core.cloud import Endpoint
-from pytest_runpod.core.lifecycle import Event, Phase, advance
+from pytest_runpod.core.lifecycle import TRANSITIONS, Event, Phase, advance, diagram
 from pytest_runpod.core.plan import Delete, Doubt, ScaleToZero, plan_cleanup
 from pytest_runpod.core.receipt import Owned, Receipt, Where
 
@@ -69,3 +72,41 @@ def test_only_what_bears_our_name_is_deleted():
 def test_our_id_under_another_name_is_left_to_a_person():
     listed = (replace(Endpoint("e1", "renamed", 1)),)
     assert plan_cleanup(Owned("pytest-runpod-1", "e1"), listed) == (Doubt("e1", "renamed"),)
+
+
+@given(st.lists(st.sampled_from(Event)))
+def test_however_a_run_goes_a_job_is_sent_at_most_once_and_clean_is_the_end(events):
+    receipt = RECEIPT
+    for event in events:
+        if (receipt.phase, event) in TRANSITIONS:
+            receipt = receipt.after(event, "t")
+    for once in (Event.CREATE_SENT, Event.SUBMIT_SENT):
+        assert receipt.events.count(once.value) <= 1
+    assert (
+        receipt.cleanup_confirmed == (receipt.phase is Phase.CLEAN) == (Event.CLEANUP_CONFIRMED.value in receipt.events)
+    )
+    if receipt.submitted:
+        assert Event.CREATE_SEEN.value in receipt.events
+    assert Receipt.from_json(receipt.to_json()) == receipt
+
+
+def test_only_an_answer_or_a_person_ends_the_doubt_about_a_create():
+    lost = RECEIPT.after(Event.CREATE_SENT, "t").after(Event.CLEANUP_STARTED, "t").after(Event.CLEANUP_DOUBTED, "t")
+    assert lost.create_uncertain
+    again = lost.after(Event.CLEANUP_STARTED, "t").after(Event.CLEANUP_DOUBTED, "t")
+    assert again.create_uncertain
+    for event in (Event.CREATE_SEEN, Event.CREATE_REFUSED, Event.ABSENCE_STATED):
+        assert not lost.after(event, "t", "a note that names create_sent").create_uncertain
+
+
+def test_a_note_says_nothing_about_what_has_happened():
+    noted = RECEIPT.after(Event.CREATE_SENT, "t", "create_seen")
+    assert noted.events == ("create_sent",)
+    assert noted.create_uncertain
+
+
+def test_the_diagram_in_the_documentation_is_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+    assert f"```mermaid\n{diagram()}\n```" in page
+    assert all(f"{event.value}" in page for event in Event)
+    assert all(f"{phase.value}" in page for phase in Phase)

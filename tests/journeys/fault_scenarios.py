@@ -7,14 +7,17 @@ say what is so.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 OK, INTERRUPTED, BUDGET, INFRASTRUCTURE, CLEANUP = 0, 2, 11, 12, 13
@@ -158,6 +161,7 @@ def _signals() -> Iterator[Scenario]:
                     {"rules": [{"kind": kind, "method": method, "path": path, "nth": nth}]},
                     number=number,
                     release_first=cleaning and number != signal.SIGKILL,
+                    unresolved=lost,
                 )
         for point in POINTS:
             yield Scenario("signal", f"{number.name} at {point}", frozenset({ends_with}), number=number, point=point)
@@ -225,8 +229,8 @@ def _account() -> Iterator[Scenario]:
 class Stage:
     """A served emulator with other people's endpoints, and a project. One scenario after the other, each with its own books."""
 
-    def __init__(self, emulator: Any, project: Any) -> None:
-        self.emulator, self.project = emulator, project
+    def __init__(self, emulator: Any, project: Any, watchdogs: Callable[[Path], list[int]]) -> None:
+        self.emulator, self.project, self.watchdogs = emulator, project, watchdogs
         project.write(test_it=TEST, conftest=CONFTEST)
         self.digest = project.digest()
         self.strangers = self._strangers()
@@ -278,7 +282,7 @@ class Stage:
     def _signal_while_held(self, process: subprocess.Popen[str], scenario: Scenario, seen_before: int) -> None:
         until = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < until:
-            if any(one["fault"] for one in self.emulator.ask("log")["requests"][seen_before:]):
+            if any(one["held"] for one in self.emulator.ask("log")["requests"][seen_before:]):
                 break
             time.sleep(0.05)
         process.send_signal(scenario.number)
@@ -305,6 +309,10 @@ class Stage:
         return False
 
     def _remove_what_is_left(self) -> None:
+        """Of scenarios that stay unresolved, and of those that failed: the next one must not meet it."""
+        for watchdog in self.watchdogs(self.project.state):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(watchdog, signal.SIGKILL)
         client = self.emulator.client()
         for one in self.emulator.ask("alive")["endpoints"]:
             if not one["foreign"]:

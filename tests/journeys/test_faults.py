@@ -1,0 +1,53 @@
+"""A slice of all faults: each kind of the wire and each signal once, at another step. `benchmarks/faults.py` plays the rest."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def _loaded(name):
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+faults = _loaded("fault_scenarios")
+SLICE = (
+    "request: create, lost after effect",
+    "request: create, cut before",
+    "request: submit, 500 after effect",
+    "request: submit, 503",
+    "request: delete, answer too late",
+    "request: fresh list, garbage",
+    "request: confirm by 404, truncated",
+    "request: catalog, 429",
+    "signal: SIGKILL after create",
+    "signal: SIGTERM at reservation",
+    "signal: SIGINT before delete",
+    "signal: SIGHUP at report",
+    "account: the worker dies once",
+    "account: deletion has no effect",
+    "account: our id under another name",
+)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory, make_project, make_emulator, watchdogs):
+    return faults.Stage(make_emulator(foreign_endpoints=faults.FOREIGN), make_project("faults"), watchdogs)
+
+
+@pytest.mark.parametrize("scenario", [one for one in faults.scenarios() if one.id in SLICE], ids=lambda one: one.id)
+def test_nothing_is_left_nobody_else_is_touched_and_the_books_are_true(stage, scenario):
+    outcome = stage.play(scenario)
+    assert outcome.problems == [], outcome.output
+
+
+def test_there_are_scenarios_for_every_request_signal_and_account():
+    table = faults.scenarios()
+    assert len(table) == len({one.id for one in table}) >= 200
+    assert {one.id for one in table}.issuperset(SLICE)
