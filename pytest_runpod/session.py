@@ -299,7 +299,8 @@ class RemoteRun:
 
     def cancel_if_running(self) -> None:
         """Stop a job that has not ended. Trouble here is no reason to keep the endpoint: deleting it cancels too."""
-        if self.deployment is None or self.job is None or (self.last_state is not None and self.last_state.final):
+        ended = self.last_state is not None and self.last_state.final
+        if self.deployment is None or self.job is None or ended or self.cleanup_tried:
             return
         try:
             self.deployment.cancel(self.job)

@@ -141,7 +141,7 @@ def _wire() -> Iterator[Scenario]:
         if name in ("create", "submit") and not effect:
             codes = {INFRASTRUCTURE}
             if name == "create" and not plain_no:
-                codes, unresolved = {CLEANUP}, True
+                codes, unresolved = {CLEANUP}, kind != "effect too late"  # that one is seen, and deleted, in the end
         elif kind == "refused" and not cleaning and not changes:
             codes = {INFRASTRUCTURE}  # a read that is not allowed will not be allowed the next time either
         faults = {"rules": [{**rule, "method": method, "path": path, "nth": nth}]}
@@ -161,7 +161,6 @@ def _signals() -> Iterator[Scenario]:
                     {"rules": [{"kind": kind, "method": method, "path": path, "nth": nth}]},
                     number=number,
                     release_first=cleaning and number != signal.SIGKILL,
-                    unresolved=lost,
                 )
         for point in POINTS:
             yield Scenario("signal", f"{number.name} at {point}", frozenset({ends_with}), number=number, point=point)
