@@ -26,7 +26,7 @@ def test_no_key_is_in_a_file_an_argument_or_an_environment_where_it_does_not_bel
 ):
     emulator, gate = serve(), tmp_path / "gate"
     project.write(test_it=GATED.format(gate=str(gate)))
-    command = project.remote(f"--approved-sha={project.digest()}", "-vv", "-s", "--junitxml=junit-here.xml")
+    command = project.remote(f"--approved-sha={project.digest()}", "-vv", "--junitxml=junit-here.xml")
     process = project.start(command, emulator)
     testing = eventually(
         lambda: [pid for pid in emulator.ask("alive")["pids"] if b"PYTEST_RUNPOD_WORKER=1" in proc(pid, "environ")]
