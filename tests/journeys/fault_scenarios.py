@@ -26,6 +26,7 @@ LATE_S = 14.0  # later than the client waits for an answer, and then looks for w
 SETTLED_S = 60.0  # so long the watchdog may take in the worst case: the deadline of a real run is half an hour
 FOREIGN = 3
 
+WATCHDOG = "the watchdog goes on deleting"
 TEST = "def test_one(): pass\ndef test_two(): pass\n"
 CONFTEST = """
 import os
@@ -100,6 +101,7 @@ WIRE = (
     ("garbage", {"kind": "garbage"}, True, False),
     ("truncated", {"kind": "truncate"}, True, False),
 )
+BEFORE_ANYTHING = ("list", "job access", "catalog")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POINTS = ("ledger", "reservation", "spec", "endpoint", "job", "report", "results")
 
@@ -110,6 +112,7 @@ class Scenario:
 
     *unresolved*: for good reason it may never be known whether something was created. *lifted*: the fault does not go away by
     itself; after pytest has ended it is lifted, and `reap` must then confirm. *stays*: what is left is provably not ours.
+    *says*: the words by which a user learns what it was.
     """
 
     group: str
@@ -123,6 +126,7 @@ class Scenario:
     unresolved: bool = False
     lifted: bool = False
     stays: bool = False
+    says: str = ""
 
     @property
     def id(self) -> str:
@@ -160,6 +164,7 @@ def _signals() -> Iterator[Scenario]:
                     frozenset({ends_with, CLEANUP} if lost and number != signal.SIGKILL else {ends_with}),
                     {"rules": [{"kind": kind, "method": method, "path": path, "nth": nth}]},
                     number=number,
+                    says="" if name in BEFORE_ANYTHING else "cleanup: ",
                     release_first=cleaning and number != signal.SIGKILL,
                 )
         for point in POINTS:
@@ -174,47 +179,77 @@ def _account() -> Iterator[Scenario]:
     def rule(kind: str, path: str, **more: Any) -> dict[str, Any]:
         return {"rules": [{"kind": kind, "path": path, **more}]}
 
-    for name, codes, faults, arguments in (
-        ("401 on the job host", fails, {"jobs_unauthorized": True}, ()),
-        ("401 on the management host", fails, {"management_unauthorized": True}, ()),
-        ("401 while the job runs", fails, rule("status", status, status=401, nth=2), ()),
-        ("throttled for ever", fails, {"throttled": True}, short),
-        ("workers that never take a job", fails, {"never_ready": True}, short),
-        ("crash loop", fails, {"crash_loop": True}, ()),
-        ("slow cold start", ok, {"cold_start_s": 3}, ()),
-        ("a late update turns the job back", ok, {"late_progress": True}, ()),
-        ("the result is lost", fails, {"lose_result": True}, ()),
-        ("the job runs twice", ok, {"double_execution": True}, ()),
-        ("the worker dies once", ok, {"kill_workers": 1, "ping_lost_s": 3}, ()),
-        ("the worker dies twice", fails, {"kill_workers": 2, "ping_lost_s": 3}, ()),
-        ("the job is forgotten", fails, {"forget_jobs": True}, ()),
-        ("somebody cancels the job", fails, {"cancel_jobs": True}, ()),
-        ("execution timeout as TIMED_OUT", fails, {"execution_timeout_s": 0.5}, ()),
-        ("execution timeout as FAILED", fails, {"execution_timeout_s": 0.5, "timeout_is_failed": True}, ()),
-        ("TTL", fails, {"ttl_s": 1.0}, ()),
-        ("price above the ceiling", frozenset({BUDGET}), {"price_factor": 2}, ()),
-        ("price above the ceiling, by far", frozenset({BUDGET}), {"price_factor": 1000}, ()),
-        ("quota taken by others", fails, {"quota_used": 5}, ()),
-        ("paused for a while", ok, {"paused_s": 2.5}, ()),
-        ("paused for ever", fails, {"paused_s": 1e9}, short),
-        ("slow propagation", ok, {"propagation_s": 2.5}, ()),
-        ("no propagation", fails, {"propagation_s": 1e9}, short),
-        ("more workers than asked for", fails, {"stored_workers_max": 3}, ()),
-        ("no workers at all", fails, {"stored_workers_max": 0}, ()),
-        ("deletion takes its time", ok, {"delete_lag_s": 3}, ()),
-        ("a job of somebody else", fails, rule("status", run, status=400), ()),
-        ("the queue is full", fails, rule("status", run, status=429, retry_after=1), ()),
-        ("a budget that does not suffice", frozenset({BUDGET}), {}, ("--runpod-budget=1.50",)),
-        ("a total that does not suffice", frozenset({BUDGET}), {}, ("--runpod-budget-total=2",)),
+    for name, codes, faults, arguments, says in (
+        ("401 on the job host", fails, {"jobs_unauthorized": True}, (), "works for management, but not for jobs"),
+        (
+            "401 on the management host",
+            fails,
+            {"management_unauthorized": True},
+            (),
+            "The endpoints of the account cannot be listed",
+        ),
+        (
+            "401 while the job runs",
+            fails,
+            rule("status", status, status=401, nth=2),
+            (),
+            "The state of the job cannot be read",
+        ),
+        ("throttled for ever", fails, {"throttled": True}, short, "the hosts of this card are full (throttled)"),
+        ("workers that never take a job", fails, {"never_ready": True}, short, "No worker takes the job"),
+        ("crash loop", fails, {"crash_loop": True}, (), "workers crash as they start"),
+        ("slow cold start", ok, {"cold_start_s": 3}, (), "a worker is starting"),
+        ("a late update turns the job back", ok, {"late_progress": True}, (), "2 passed"),
+        ("the result is lost", fails, {"lose_result": True}, (), "COMPLETED without a result"),
+        ("the job runs twice", ok, {"double_execution": True}, (), "the platform ran the job again"),
+        ("the worker dies once", ok, {"kill_workers": 1, "ping_lost_s": 3}, (), "2 passed"),
+        ("the worker dies twice", fails, {"kill_workers": 2, "ping_lost_s": 3}, (), "so was the one that ran it again"),
+        ("the job is forgotten", fails, {"forget_jobs": True}, (), "has lost the job"),
+        ("somebody cancels the job", fails, {"cancel_jobs": True}, (), "cancelled, and not by this run"),
+        ("execution timeout as TIMED_OUT", fails, {"execution_timeout_s": 0.5}, (), "ran out of time at the provider"),
+        (
+            "execution timeout as FAILED",
+            fails,
+            {"execution_timeout_s": 0.5, "timeout_is_failed": True},
+            (),
+            "ran out of time at the provider",
+        ),
+        ("TTL", fails, {"ttl_s": 1.0}, (), "does not know it any more"),
+        ("price above the ceiling", frozenset({BUDGET}), {"price_factor": 2}, (), "above the ceiling"),
+        ("price above the ceiling, by far", frozenset({BUDGET}), {"price_factor": 1000}, (), "above the ceiling"),
+        ("quota taken by others", fails, {"quota_used": 5}, (), "quota of workers is taken"),
+        ("paused for a while", ok, {"paused_s": 2.5}, (), "2 passed"),
+        ("paused for ever", fails, {"paused_s": 1e9}, short, "stays paused"),
+        ("slow propagation", ok, {"propagation_s": 2.5}, (), "2 passed"),
+        ("no propagation", fails, {"propagation_s": 1e9}, short, "does not answer"),
+        ("more workers than asked for", fails, {"stored_workers_max": 3}, (), "workers.max: asked for 1, got 3"),
+        ("no workers at all", fails, {"stored_workers_max": 0}, (), "workers.max: asked for 1, got 0"),
+        ("deletion takes its time", ok, {"delete_lag_s": 3}, (), "cleanup:  confirmed"),
+        ("a job that is refused", fails, rule("status", run, status=400), (), "refused the job. Nothing was executed"),
+        ("the queue is full", fails, rule("status", run, status=429, retry_after=1), (), "too many requests"),
+        (
+            "a budget that does not suffice",
+            frozenset({BUDGET}),
+            {},
+            ("--runpod-budget=1.50",),
+            "this run would reserve",
+        ),
+        (
+            "a total that does not suffice",
+            frozenset({BUDGET}),
+            {},
+            ("--runpod-budget-total=2",),
+            "all runs in this ledger would reserve",
+        ),
     ):
-        yield Scenario("account", name, codes, faults, arguments)
+        yield Scenario("account", name, codes, faults, arguments, says=says)
     lost = {"kind": "lose_answer", "method": "POST", "path": "/v2/serverless"}
     yield Scenario("account", "answer of the create lost, list lags", ok, {"rules": [lost], "unlisted_s": 2})
     yield Scenario(
         "account", "answer of the create lost, list lags long", doubt, {"rules": [lost], "unlisted_s": LATE_S}
     )
     yield Scenario("account", "deletion takes longer than is waited", doubt, {"delete_lag_s": 14})
-    yield Scenario("account", "deletion has no effect", doubt, {"undeletable": True}, lifted=True)
+    yield Scenario("account", "deletion has no effect", doubt, {"undeletable": True}, lifted=True, says=WATCHDOG)
     yield Scenario(
         "account", "DELETE is refused", doubt, rule("status", ".*", method="DELETE", status=403), lifted=True
     )
@@ -222,7 +257,14 @@ def _account() -> Iterator[Scenario]:
     yield Scenario("account", "no list to confirm", doubt, {"rules": [
         {"kind": "status", "path": "/v2/serverless", "method": "GET", "nth": nth, "status": 403} for nth in range(2, 40)
     ]}, lifted=True)  # fmt: skip
-    yield Scenario("account", "our id under another name", doubt, {"stored_name": "somebody-elses"}, stays=True)
+    yield Scenario(
+        "account",
+        "our id under another name",
+        doubt,
+        {"stored_name": "somebody-elses"},
+        stays=True,
+        says="was not deleted",
+    )
 
 
 class Stage:
@@ -322,6 +364,8 @@ class Stage:
     def _judge(self, scenario: Scenario, outcome: Outcome, settled: bool, seen_before: int) -> Iterator[str]:
         if outcome.code not in scenario.codes:
             yield f"exit code {outcome.code}, not {sorted(scenario.codes)}"
+        if scenario.says not in outcome.output and scenario.number != signal.SIGKILL:
+            yield f"it does not say {scenario.says!r}"
         if "Traceback" in outcome.output or "INTERNALERROR" in outcome.output:
             yield "a traceback"
         alive = self.emulator.ask("alive")

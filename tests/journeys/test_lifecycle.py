@@ -69,7 +69,7 @@ def test_a_budget_that_does_not_suffice_is_refused_before_anything_is_created(pr
 
 
 def running(project, emulator, eventually, *arguments):
-    process = project.start(approved(project, *arguments), emulator)
+    process = project.start(approved(project, *arguments), emulator, PYTHONUNBUFFERED="1")
     eventually(lambda: emulator.ask("alive")["pids"] and any(receipt.job_id for receipt in project.receipts()))
     return process
 
@@ -98,6 +98,65 @@ def test_a_signal_deletes_before_pytest_ends(project, serve, eventually, number,
     (receipt,) = project.receipts()
     assert receipt.cleanup_confirmed
     assert project.reserved() == 2_360_000
+
+
+EXPLODES = """
+import os
+def pytest_runtest_logreport(report):
+    if os.environ.get("PYTEST_RUNPOD_WORKER") != "1" and report.nodeid.startswith("test_it") and report.when == "call":
+        {action}
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "options", "code"),
+    [
+        ("raise RuntimeError('a slip of another plugin')", [], 3),
+        ("import pytest; pytest.exit('enough', returncode=7)", [], 7),
+        ("pass", ["--maxfail=1"], 1),
+    ],
+)
+def test_however_a_session_ends_its_job_is_cancelled_and_its_endpoint_deleted_at_once(
+    project, serve, action, options, code
+):
+    emulator = serve()
+    project.write(
+        test_it="import time\ndef test_fails(): assert 0\ndef test_slow(): time.sleep(600)\n",
+        conftest=EXPLODES.format(action=action),
+    )
+    done = project.run(approved(project, *options), emulator)
+    assert done.returncode == code, done.stdout
+    assert emulator.ours() == []
+    assert all(receipt.cleanup_confirmed for receipt in project.receipts())
+    if not options:  # where the worker's pytest stops by itself there may be nothing to cancel
+        assert any("/cancel/" in one for one in emulator.requests_seen("POST"))
+        assert "deleting the endpoint" in done.stdout
+
+
+def test_ctrl_c_again_is_answered_and_once_more_leaves_the_rest_to_the_watchdog(project, serve, eventually):
+    emulator = serve(rules=[{"kind": "hold", "method": "DELETE", "path": ".*", "nth": 1}])
+    project.write(test_it=SLOW)
+    process = running(project, emulator, eventually)
+    process.send_signal(signal.SIGINT)
+    eventually(lambda: any(one["held"] for one in emulator.ask("log")["requests"]))
+    process.send_signal(signal.SIGINT)
+    eventually(lambda: b"deleting the endpoint first" in said(process))
+    process.send_signal(signal.SIGINT)
+    eventually(lambda: process.poll() is not None)
+    text = said(process).decode()
+    process.stdout.close()
+    assert process.returncode == 13, text
+    assert "leaving the rest of the deletion to the watchdog" in text
+    assert "the watchdog goes on deleting" in text
+    eventually(lambda: emulator.ours() == [] and all(receipt.cleanup_confirmed for receipt in project.receipts()))
+    emulator.tell("release")
+
+
+def said(process, heard={}):  # noqa: B006 - what was read of each process, so far
+    """What a process has written until now, without waiting for more."""
+    os.set_blocking(process.stdout.fileno(), False)
+    heard[process.pid] = heard.get(process.pid, b"") + (process.stdout.buffer.raw.read() or b"")
+    return heard[process.pid]
 
 
 def test_setup_health_run_and_cleanup_share_one_receipt(project, serve):
