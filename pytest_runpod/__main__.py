@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_runpod.core.budget import Entry, Stage
+from pytest_runpod import bookkeeping
+from pytest_runpod.core.budget import Stage
 from pytest_runpod.core.clock import RunId
 from pytest_runpod.core.limits import SETUP_DEADLINE_S
-from pytest_runpod.core.money import MicroUsd, format_usd, parse_usd
 from pytest_runpod.core.wire import endpoint_env
 from pytest_runpod.doctor import examine
 from pytest_runpod.endpoint import Deployment
@@ -89,13 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     reaping.add_argument(
         "--list", action="store_true", help="only show the endpoints that are named as ours; with the pytest options"
     )
-    ledger = command("ledger", _ledger, "show the ledger, or settle a run against its bill")
-    ledger.add_argument("--ledger", type=Path, help="the ledger (default: in the state folder)")
-    ledger.add_argument("--settle", metavar="RUN", help="replace what this run reserved by what was billed")
-    ledger.add_argument(
-        "--amount", metavar="USD", help="with --settle: the billed amount, instead of asking the provider"
+    bookkeeping.add_arguments(
+        command("ledger", _ledger, "show the reservations, settle them with the bill, or adjust them")
     )
-    ledger.add_argument("--reason", default="", help="with --amount: where that figure comes from")
     emulator = command("emulator", _emulator, "serve the embedded provider on this machine; prints its URLs")
     emulator.add_argument(
         "--lifeline", action="store_true", help="end once standard input has ended and nothing is alive"
@@ -234,47 +230,7 @@ def _lasting(settings: RunSettings, command: str) -> Connection:
 
 
 def _ledger(options: argparse.Namespace, _: list[str]) -> int:
-    ledger = Ledger(options.ledger or user_state() / "ledger.json")
-    if options.settle:
-        return _settle(ledger, options)
-    entries = ledger.entries()
-    for entry in entries:
-        actual = "open" if entry.actual is None else format_usd(entry.actual)
-        money = f"reserved {format_usd(entry.reserved)}  billed {actual}"
-        print(f"{entry.at}  {entry.run}  {entry.stage.value:<6} {money}  {entry.note}")
-    print(f"{len(entries)} entries in {ledger.path}, {format_usd(sum(entry.counted for entry in entries))} count")
-    return ExitCode.OK
-
-
-def _settle(ledger: Ledger, options: argparse.Namespace) -> int:
-    entries = [entry for entry in ledger.entries() if entry.run == options.settle]
-    if options.amount is not None:
-        if not options.reason:
-            raise SettingsRefused(["--amount needs a --reason: where the figure comes from"])
-        try:
-            amount = parse_usd(options.amount)
-        except ValueError as slip:
-            raise SettingsRefused([str(slip)]) from slip
-        changed = ledger.settle(options.settle, amount, options.reason)
-    else:
-        amount, records = _billed(options.settle, entries, ledger)
-        if not records or not amount:
-            print(
-                "the bill shows nothing for that endpoint yet: it lags, and a zero proves nothing. Nothing was changed."
-            )
-            return ExitCode.OK
-        changed = ledger.settle(options.settle, amount, f"bill, {records} records")
-    print(f"{options.settle}: {len(changed)} reservations settled at {format_usd(amount)}")
-    return ExitCode.OK
-
-
-def _billed(run: str, entries: list[Entry], ledger: Ledger) -> tuple[MicroUsd, int]:
-    endpoint_id = next((entry.endpoint_id for entry in entries if entry.endpoint_id), None)
-    if endpoint_id is None:
-        raise SettingsRefused([f"{ledger.path} knows no endpoint of {run}"])
-    receipt = ReceiptFile(receipt_path(ledger.path.parent, run)).read()
-    bill = reconnect(receipt, os.environ).bill(endpoint_id)
-    return bill.amount, bill.records
+    return _show(bookkeeping.keep(options, os.environ))
 
 
 def _emulator(options: argparse.Namespace, _: list[str]) -> int:

@@ -318,7 +318,7 @@ class RemoteRun:
         self.facts["cleanup"] = f"confirmed ({receipt.name})"
 
     def save_cost(self) -> None:
-        """Write `cost.json`: what was reserved and at which price; the bill comes later (`pytest-runpod ledger --settle`)."""
+        """Write `cost.json`: what was reserved and at which price; the bill comes later (`pytest-runpod ledger settle`)."""
         if self.deployment is None or not self.deployment.reserved:
             return
         cost = {

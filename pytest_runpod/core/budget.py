@@ -128,9 +128,14 @@ def reservation_for(stage: Stage, workers: int = 1) -> MicroUsd:
 def check_reservation(entries: Iterable[Entry], new: Entry, caps: Caps) -> None:
     """Allow *new*, or say which bound it would pass.
 
-    Raises: BudgetRefused: more than one stage, this run or the whole ledger may use.
+    Raises: BudgetRefused: more than one stage, this run or the whole ledger may use; or less than a dollar.
     """
     kept = tuple(entries)
+    if new.reserved < RESERVE_FLOOR:
+        raise BudgetRefused(
+            f"A reservation of {format_usd(new.reserved)} is too small to be safe. Nothing was created.",
+            looked_at=f"every reservation is {format_usd(RESERVE_FLOOR)} at least",
+        )
     of_run = sum(entry.counted for entry in kept if entry.run == new.run) + new.reserved
     in_all = sum(entry.counted for entry in kept) + new.reserved
     for amount, cap, of, option in (
@@ -142,7 +147,7 @@ def check_reservation(entries: Iterable[Entry], new: Entry, caps: Caps) -> None:
             raise BudgetRefused(
                 f"The budget does not allow {format_usd(new.reserved)} for {new.stage.value}. Nothing was created.",
                 looked_at=f"{of} would reserve {format_usd(amount)} of {format_usd(cap)}",
-                todo="settle earlier runs against the bill (`pytest-runpod ledger --settle RUN`), "
+                todo="settle earlier runs against the bill (`pytest-runpod ledger settle`), "
                 f"or allow more with {option}",
             )
 
@@ -150,3 +155,14 @@ def check_reservation(entries: Iterable[Entry], new: Entry, caps: Caps) -> None:
 def settled(entry: Entry, actual: MicroUsd, note: str) -> Entry:
     """Replace what *entry* counts for by the billed amount, and say why."""
     return replace(entry, actual=actual, note=f"{entry.note}; {note}" if entry.note else note)
+
+
+def share(entries: tuple[Entry, ...], actual: MicroUsd, note: str) -> tuple[Entry, ...]:
+    """Let the *entries* of one run count for *actual* together: the first for all of it, the others for nothing.
+
+    What they counted for, if they were settled before, stays readable in the note.
+    """
+    before = [entry.actual for entry in entries if entry.actual is not None]
+    if before:
+        note = f"{note} (before: {format_usd(sum(before))})"
+    return tuple(settled(entry, MicroUsd(0) if number else actual, note) for number, entry in enumerate(entries))

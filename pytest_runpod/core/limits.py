@@ -26,6 +26,7 @@ EXECUTION_TIMEOUT_S: Final = 900  # provider: running time of one job
 JOB_TTL_S: Final = 1200  # provider: queueing and retries included. Source: RunPod, job execution policies
 WORKER_WALL_S: Final = 1500  # bootstrap's own timer: the worker's process ends itself
 SETUP_DEADLINE_S: Final = 1800  # watchdog: the endpoint is gone by then; a job does not extend it
+BILLING_LAG_S: Final = 3600  # after the hour of the deletion: a choice, no source states how far bills lag
 CLEANUP_MARGIN_S: Final = 120  # a job is only submitted if its TTL and this still fit before the deadline
 SDK_INSTALL_S: Final = 120
 HEALTH_WAIT_S: Final = 180  # a new endpoint may answer 404 while it propagates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             beside.unlink()
         raise
     _sync_folder(path.parent)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed writers of *path* have left beside it. Only who holds the lock of *path* may call this."""
+    for beside in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 12}"):
+        beside.unlink(missing_ok=True)
 
 
 def create_new(path: Path, data: bytes) -> None:

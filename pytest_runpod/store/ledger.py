@@ -3,102 +3,261 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
-from pytest_runpod.core.budget import LEDGER_SCHEMA, Caps, Entry, check_reservation, settled
+from pytest_runpod.core.budget import LEDGER_SCHEMA, Caps, Entry, check_reservation, share
 from pytest_runpod.core.money import MicroUsd
-from pytest_runpod.errors import BudgetRefused
-from pytest_runpod.store.atomic import write_atomic
-from pytest_runpod.store.locking import locked
+from pytest_runpod.errors import BudgetRefused, StillLocked
+from pytest_runpod.store.atomic import remove_leftovers, write_atomic
+from pytest_runpod.store.locking import WAIT_S, locked
+
+NOT_CREATED: Final = "Nothing was created"
+NOT_CHANGED: Final = "Nothing was changed"
+ELSEWHERE: Final = "or name another --runpod-ledger"
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Reservations and what became of them, in one file."""
+    """Reservations and what became of them, in one file. *wait_s*: seconds to wait for who is writing it."""
 
     path: Path
+    wait_s: float = WAIT_S
 
     def entries(self) -> tuple[Entry, ...]:
         """Read all entries; none if there is no file yet.
 
         Raises: BudgetRefused: torn, hand-edited into nonsense, or of another version. The file is left as it is.
         """
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return ()
-        except (OSError, UnicodeDecodeError) as damage:
-            raise self._unreadable(str(damage)) from damage
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError as damage:
-            raise self._unreadable(f"line {damage.lineno}: {damage.msg}") from damage
-        if (
-            not isinstance(value, dict)
-            or value.get("schema") != LEDGER_SCHEMA
-            or not isinstance(value.get("entries"), list)
-        ):
-            raise self._unreadable(f"not a ledger of schema {LEDGER_SCHEMA}")
-        entries = []
-        for number, raw in enumerate(value["entries"], 1):
-            try:
-                entries.append(Entry.from_json(raw))
-            except ValueError as slip:
-                raise self._unreadable(f"entry {number}: {slip}") from slip
-        return tuple(entries)
+        return self._read(NOT_CREATED)
+
+    def of(self, run: str) -> tuple[Entry, ...]:
+        """Read the entries of one run. Raises: BudgetRefused: as `entries`, or there are none."""
+        return self._known(run, tuple(entry for entry in self._read(NOT_CHANGED) if entry.run == run))
 
     def reserve(self, entry: Entry, caps: Caps) -> Entry:
         """Add *entry*, durably, if the budget allows it.
 
-        Raises: BudgetRefused: it does not, or the ledger cannot be read. Nothing was written.
+        Raises: BudgetRefused: it does not, or the ledger cannot be read, locked or written. Nothing was reserved.
         """
-        with locked(self.path):
-            entries = self.entries()
+        with self._alone(NOT_CREATED) as target:
+            entries = self._read(NOT_CREATED)
+            if any(kept.id == entry.id for kept in entries):
+                raise ValueError(f"the ledger has an entry {entry.id} already")
             check_reservation(entries, entry, caps)
-            self._write((*entries, entry))
+            _write(target, (*entries, entry))
         return entry
 
     def name_endpoint(self, run: str, endpoint_id: str) -> None:
         """Record which endpoint the reservations of *run* paid for, so that its bill can be read later."""
-        self._change(run, lambda entry: replace(entry, endpoint_id=endpoint_id))
+        self._change(run, lambda kept: tuple(replace(entry, endpoint_id=endpoint_id) for entry in kept))
 
     def settle(self, run: str, actual: MicroUsd, note: str) -> tuple[Entry, ...]:
         """Let the entries of *run* count for *actual* together instead of for what they reserved.
 
-        Raises: BudgetRefused: no entry of that run is there, or the ledger cannot be read.
+        Raises: BudgetRefused: no entry of that run is there, one is settled already, or the ledger cannot be changed.
         """
-        rest = [actual]
 
-        def share(entry: Entry) -> Entry:
-            part, rest[0] = rest[0], MicroUsd(0)
-            return settled(entry, part, note)
+        def once(kept: tuple[Entry, ...]) -> tuple[Entry, ...]:
+            if any(entry.actual is not None for entry in kept):
+                raise BudgetRefused(
+                    f"{run} is settled already. {NOT_CHANGED}.",
+                    looked_at=str(self.path),
+                    todo=f"if that amount is wrong: `pytest-runpod ledger adjust {run} --amount USD --reason TEXT`",
+                )
+            return share(kept, actual, note)
 
-        changed = self._change(run, share)
+        return self._known(run, self._change(run, once))
+
+    def adjust(self, run: str, actual: MicroUsd, note: str) -> tuple[Entry, ...]:
+        """Like `settle`, whatever is there: what was there before stays in the note.
+
+        Raises: BudgetRefused: no entry of that run is there, or the ledger cannot be changed.
+        """
+        return self._known(run, self._change(run, lambda kept: share(kept, actual, note)))
+
+    def _known(self, run: str, changed: tuple[Entry, ...]) -> tuple[Entry, ...]:
         if not changed:
             raise BudgetRefused(
-                f"The ledger has no reservation of {run}. Nothing was changed.",
+                f"The ledger has no reservation of {run}. {NOT_CHANGED}.",
                 looked_at=str(self.path),
                 todo="list the runs with `pytest-runpod ledger`",
             )
         return changed
 
-    def _change(self, run: str, change: Callable[[Entry], Entry]) -> tuple[Entry, ...]:
-        with locked(self.path):
-            entries = self.entries()
-            changed = [change(entry) if entry.run == run else entry for entry in entries]
-            if any(entry.run == run for entry in entries):
-                self._write(tuple(changed))
-        return tuple(entry for entry in changed if entry.run == run)
+    def _change(self, run: str, change: Callable[[tuple[Entry, ...]], tuple[Entry, ...]]) -> tuple[Entry, ...]:
+        """Let *change* make new entries of those of *run*; returns the new ones, none if there are none."""
+        with self._alone(NOT_CHANGED) as target:
+            entries = self._read(NOT_CHANGED)
+            of_run = tuple(entry for entry in entries if entry.run == run)
+            changed = change(of_run) if of_run else ()
+            if changed != of_run:
+                new = dict(zip((entry.id for entry in of_run), changed, strict=True))
+                _write(target, tuple(new.get(entry.id, entry) for entry in entries))
+        return changed
 
-    def _write(self, entries: tuple[Entry, ...]) -> None:
-        value = {"schema": LEDGER_SCHEMA, "entries": [entry.to_json() for entry in entries]}
-        write_atomic(self.path, (json.dumps(value, indent=1) + "\n").encode("utf-8"))
+    def _read(self, undone: str) -> tuple[Entry, ...]:
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise self._unreadable(undone, Damaged("it is not a file"))
+            return parse_entries(self.path.read_bytes())
+        except FileNotFoundError as missing:
+            if self.path.is_symlink():
+                raise self._unreadable(undone, Damaged("it is a link to a file that is not there")) from missing
+            return ()
+        except OSError as damage:
+            raise self._unreadable(undone, Damaged(str(damage))) from damage
+        except Damaged as damage:
+            raise self._unreadable(undone, damage) from damage
 
-    def _unreadable(self, why: str) -> BudgetRefused:
+    @contextmanager
+    def _alone(self, undone: str) -> Iterator[Path]:
+        """Hold the ledger's lock; gives the file to replace: behind a link, what that leads to, so that it stays a link."""
+        try:
+            target = self.path.resolve()
+            with locked(target, wait_s=self.wait_s):
+                yield target
+        except StillLocked as busy:
+            raise BudgetRefused(
+                f"The ledger is in use by another run. {undone}, nothing was reserved.",
+                looked_at=busy.looked_at,
+                todo="run again when that one has gone on",
+            ) from busy
+        except (OSError, RuntimeError) as no:  # RuntimeError: a link to itself, or a file system without locks
+            raise BudgetRefused(
+                f"The ledger cannot be written, so nothing may be spent. {undone}, the file was left as it is.",
+                looked_at=f"{self.path}: {no}",
+                todo=f"make its folder writable, make room on its disk, {ELSEWHERE}",
+            ) from no
+
+    def _unreadable(self, undone: str, damage: Damaged) -> BudgetRefused:
         return BudgetRefused(
-            "The ledger cannot be read, so nothing may be spent. Nothing was created, the file was left as it is.",
-            looked_at=f"{self.path}: {why}",
-            todo="correct that place by hand (the amounts must cover what was really billed), or name another --runpod-ledger",
+            f"The ledger cannot be read, so nothing may be spent. {undone}, the file was left as it is.",
+            looked_at=f"{self.path}: {damage}",
+            todo=f"{damage.todo}, {ELSEWHERE}",
         )
+
+
+def _write(target: Path, entries: tuple[Entry, ...]) -> None:
+    """Replace the file, whole. The caller holds its lock, so what killed writers have left can be removed too."""
+    value = {"schema": LEDGER_SCHEMA, "entries": [entry.to_json() for entry in entries]}
+    remove_leftovers(target)
+    write_atomic(target, (json.dumps(value, indent=1) + "\n").encode("utf-8"))
+
+
+# --- the file's text
+
+
+class Damaged(ValueError):
+    """What is wrong with a ledger's text, and in which line; *todo*: what to do about it."""
+
+    def __init__(
+        self, why: str, todo: str = "correct that place by hand (the amounts must cover what was really billed)"
+    ) -> None:
+        super().__init__(why)
+        self.todo = todo
+
+
+def parse_entries(data: bytes) -> tuple[Entry, ...]:
+    """Read the content of a ledger. Raises: Damaged: it is not one that we have written, or a person with care."""
+    text, entries = _text(data), _entries_at(data)
+    found: dict[str, int] = {}
+    parsed = []
+    for at, end in entries:
+        line = _line(text, at)
+        try:
+            entry = Entry.from_json(json.loads(text[at:end], object_pairs_hook=_without_twins))
+        except ValueError as slip:
+            raise Damaged(f"line {line}: {slip}") from slip
+        if entry.id in found:
+            raise Damaged(f"line {line}: the entry of line {found[entry.id]} has the same id {entry.id!r}")
+        found[entry.id] = line
+        parsed.append(entry)
+    return tuple(parsed)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as damage:
+        line = data.count(b"\n", 0, damage.start) + 1
+        raise Damaged(f"line {line}: not UTF-8") from damage
+
+
+def _entries_at(data: bytes) -> tuple[tuple[int, int], ...]:
+    """Where in the text each entry begins and ends. Raises: Damaged: no JSON, or not the object that holds entries."""
+    text = _text(data)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as damage:
+        raise Damaged(f"line {damage.lineno}: {damage.msg}") from damage
+    except (ValueError, RecursionError) as slip:  # a number too long to read, nested too deeply
+        raise Damaged(str(slip)) from slip
+    schema = value.get("schema") if isinstance(value, dict) else None
+    places: dict[str, int] = {}
+    for key, at in _members(text) if isinstance(value, dict) else ():
+        if key in places:
+            raise Damaged(f"line {_line(text, at)}: {key!r} is there twice in one object")
+        places[key] = at
+    line = _line(text, places.get("schema", 0))
+    if type(schema) is int and schema > LEDGER_SCHEMA:
+        raise Damaged(
+            f"line {line}: schema {schema}, written by a newer pytest-runpod; this one knows schema {LEDGER_SCHEMA}",
+            "install that version",
+        )
+    if type(schema) is not int or schema != LEDGER_SCHEMA or not isinstance(value.get("entries"), list):
+        raise Damaged(f"line {line}: not a ledger of schema {LEDGER_SCHEMA}")
+    for key in set(places) - {"schema", "entries"}:
+        raise Damaged(f"line {_line(text, places[key])}: a key that does not fit: {key!r}")
+    return tuple(_items(text, places["entries"]))
+
+
+_BLANK: Final = re.compile(r"[ \t\r\n]*")
+_decode: Final = json.JSONDecoder().raw_decode
+
+
+def _members(text: str) -> Iterator[tuple[str, int]]:
+    """The keys of the object that *text* is known to be, and where the value of each begins."""
+    at = _after_blank(text, _after_blank(text, 0) + 1)
+    while text[at] != "}":
+        key, at = _decode(text, at)
+        at = _after_blank(text, _after_blank(text, at) + 1)
+        yield key, at
+        at = _next(text, _decode(text, at)[1])
+
+
+def _items(text: str, at: int) -> Iterator[tuple[int, int]]:
+    """Where each item of the list at *at* begins and ends."""
+    at = _after_blank(text, at + 1)
+    while text[at] != "]":
+        end = _decode(text, at)[1]
+        yield at, end
+        at = _next(text, end)
+
+
+def _next(text: str, at: int) -> int:
+    at = _after_blank(text, at)
+    return _after_blank(text, at + 1) if text[at] == "," else at
+
+
+def _after_blank(text: str, at: int) -> int:
+    blank = _BLANK.match(text, at)
+    return blank.end() if blank else at
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises: ValueError: a key is there twice; nobody can tell which of them counts."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"{key!r} is there twice in one object")
+    return dict(pairs)
