@@ -165,20 +165,23 @@ class Damaged(ValueError):
 
 def parse_entries(data: bytes) -> tuple[Entry, ...]:
     """Read the content of a ledger. Raises: Damaged: it is not one that we have written, or a person with care."""
-    text, entries = _text(data), _entries_at(data)
+    text = _text(data)
+    at, line, counted = _after_blank(text, _list_at(text) + 1), 1, 0
     found: dict[str, int] = {}
-    parsed = []
-    for at, end in entries:
-        line = _line(text, at)
+    entries = []
+    while text[at] != "]":
+        line, counted = line + text.count("\n", counted, at), at
         try:
-            entry = Entry.from_json(json.loads(text[at:end], object_pairs_hook=_without_twins))
+            value, end = _decode_strictly(text, at)
+            entry = Entry.from_json(value)
         except ValueError as slip:
             raise Damaged(f"line {line}: {slip}") from slip
         if entry.id in found:
             raise Damaged(f"line {line}: the entry of line {found[entry.id]} has the same id {entry.id!r}")
         found[entry.id] = line
-        parsed.append(entry)
-    return tuple(parsed)
+        entries.append(entry)
+        at = _next(text, end)
+    return tuple(entries)
 
 
 def _text(data: bytes) -> str:
@@ -189,9 +192,8 @@ def _text(data: bytes) -> str:
         raise Damaged(f"line {line}: not UTF-8") from damage
 
 
-def _entries_at(data: bytes) -> tuple[tuple[int, int], ...]:
-    """Where in the text each entry begins and ends. Raises: Damaged: no JSON, or not the object that holds entries."""
-    text = _text(data)
+def _list_at(text: str) -> int:
+    """Where the list of entries begins. Raises: Damaged: no JSON, or not the object that holds entries."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as damage:
@@ -214,11 +216,21 @@ def _entries_at(data: bytes) -> tuple[tuple[int, int], ...]:
         raise Damaged(f"line {line}: not a ledger of schema {LEDGER_SCHEMA}")
     for key in set(places) - {"schema", "entries"}:
         raise Damaged(f"line {_line(text, places[key])}: a key that does not fit: {key!r}")
-    return tuple(_items(text, places["entries"]))
+    return places["entries"]
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises: ValueError: a key is there twice; nobody can tell which of them counts."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"{key!r} is there twice in one object")
+    return dict(pairs)
 
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _decode: Final = json.JSONDecoder().raw_decode
+_decode_strictly: Final = json.JSONDecoder(object_pairs_hook=_without_twins).raw_decode
 
 
 def _members(text: str) -> Iterator[tuple[str, int]]:
@@ -229,15 +241,6 @@ def _members(text: str) -> Iterator[tuple[str, int]]:
         at = _after_blank(text, _after_blank(text, at) + 1)
         yield key, at
         at = _next(text, _decode(text, at)[1])
-
-
-def _items(text: str, at: int) -> Iterator[tuple[int, int]]:
-    """Where each item of the list at *at* begins and ends."""
-    at = _after_blank(text, at + 1)
-    while text[at] != "]":
-        end = _decode(text, at)[1]
-        yield at, end
-        at = _next(text, end)
 
 
 def _next(text: str, at: int) -> int:
@@ -252,12 +255,3 @@ def _after_blank(text: str, at: int) -> int:
 
 def _line(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises: ValueError: a key is there twice; nobody can tell which of them counts."""
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"{key!r} is there twice in one object")
-    return dict(pairs)

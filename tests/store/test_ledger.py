@@ -263,3 +263,18 @@ def test_processes_that_reserve_at_once_never_pass_the_cap_together(tmp_path):
     for worker in workers:
         worker.join()
     assert sum(kept.reserved for kept in Ledger(path).entries()) == 10_000_000
+
+
+def test_processes_that_are_killed_while_they_reserve_lose_nothing_and_tear_nothing():
+    script = Path(__file__).parents[2] / "benchmarks" / "ledger.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--processes=4", "--attempts=25", "--cap=60"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    last = done.stdout.splitlines()[-1] if done.stdout else ""
+    assert last.startswith("held: 4 processes, 100 attempts, "), done.stdout + done.stderr
+    assert done.returncode == 0
+    assert " 0 torn reads, 0 lost, " in last
