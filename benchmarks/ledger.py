@@ -66,7 +66,10 @@ class Plan:
 def work(plan: Plan, worker: int, life: int) -> None:
     """Go on with the attempts that are not in the log. *life*: how often this process was started before."""
     done = {one["number"] for one in logged(plan.log(worker))}
-    descriptor = os.open(plan.log(worker), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(plan.log(worker), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    os.ftruncate(
+        descriptor, os.pread(descriptor, 1 << 30, 0).rfind(b"\n") + 1
+    )  # a kill may cut a line: it was not logged
     for number in range(plan.attempts):
         if number in done:
             continue
@@ -157,7 +160,7 @@ def supervise(plan: Plan) -> tuple[int, int]:
 
 
 def started(plan: Plan, worker: int, life: int) -> ForkProcess:
-    process = FORK.Process(target=work, args=(plan, worker, life))
+    process = FORK.Process(target=work, args=(plan, worker, life), daemon=True)
     process.start()
     return process
 
@@ -171,7 +174,8 @@ def judge(plan: Plan, kills: int, hits: int, reads: int, torn: int, took_s: floa
     refused = [one for one in logs if one["answer"] == "refused"]
     others = [one["answer"] for one in logs if one["answer"] not in ("accepted", "refused")]
     before = leftovers(plan)
-    plan.ledger.adjust(accepted[0]["id"], accepted[0]["amount"], "one more writer, who clears up")
+    for one in accepted[:1]:
+        plan.ledger.adjust(one["id"], one["amount"], "one more writer, who clears up")
     kept = {entry.id: entry.reserved for entry in plan.ledger.entries()}
     total = sum(kept.values())
     missing = [one["id"] for one in accepted if kept.get(one["id"]) != one["amount"]]
@@ -223,13 +227,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="runpod-ledger-") as folder:
         plan = Plan(Path(folder), options.processes, options.attempts, parse_usd(options.cap), options.seed)
         ours, theirs = FORK.Pipe()
-        reader = FORK.Process(target=read_on, args=(plan, theirs))
+        reader = FORK.Process(target=read_on, args=(plan, theirs), daemon=True)
         reader.start()
         kills, hits = supervise(plan)
         ours.send("stop")
         reads, torn = ours.recv()
         reader.join()
-        return judge(plan, kills, hits, reads, torn, time.monotonic() - began)
+        try:
+            return judge(plan, kills, hits, reads, torn, time.monotonic() - began)
+        except BudgetRefused as damage:
+            print(f"BROKEN: {damage}")
+            return 1
 
 
 if __name__ == "__main__":
