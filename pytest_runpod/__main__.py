@@ -24,10 +24,19 @@ from pytest_runpod.preflight import make_spec, new_name, new_receipt, preflight
 from pytest_runpod.reap import Line, by_prefix, clean_one, reap, worst
 from pytest_runpod.session import Packed
 from pytest_runpod.store.ledger import Ledger
-from pytest_runpod.store.receipts import ReceiptFile, receipt_path
+from pytest_runpod.store.receipts import ReceiptFile, link_receipt, receipt_path
 from pytest_runpod.store.worker_files import worker_files
 from pytest_runpod.waiting import Pace
-from pytest_runpod.wiring import Connection, SystemClock, connect, ledger_path, reconnect, start_watchdog, user_state
+from pytest_runpod.wiring import (
+    Connection,
+    SystemClock,
+    connect,
+    fingerprint,
+    ledger_path,
+    reconnect,
+    start_watchdog,
+    user_state,
+)
 
 Action = Callable[[pytest.Config], int]
 
@@ -58,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunpodError as error:
         sys.stderr.write(f"{error}\n")
         return int(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; what was begun is in its receipt, and `pytest-runpod reap` finishes it\n")
+        return ExitCode.INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,21 +147,24 @@ def _set_up(settings: RunSettings, packed: Packed) -> int:
     deployment = Deployment(
         connection.provider, file, ledger, settings.caps, clock, offer.rate, Pace.of(settings), workers=settings.workers
     )
-    receipt = new_receipt(run, spec, connection.where, (payload.sha256, payload.worker_sha256), clock, ledger)
+    digests, account = (payload.sha256, payload.worker_sha256), fingerprint(run, connection.key)
+    receipt = new_receipt(run, spec, connection.where, account, digests, clock, ledger)
     if file.path.exists():
         file.create(receipt)  # refuses, before any money is reserved
     deployment.reserve(run, Stage.SETUP)
     file.create(receipt)
-    watchdog = start_watchdog(file, connection.key, settings.request_timeout)
+    link_receipt(state, run, file)
     try:
-        endpoint = deployment.create(spec)
-        deployment.wait_until_idle()
-        watchdog.stay()
+        watchdog = start_watchdog(file, connection, settings.request_timeout)
+        try:
+            endpoint = deployment.create(spec)
+            deployment.wait_until_idle()
+            watchdog.stay()
+        finally:
+            watchdog.end()
     except BaseException:
         deployment.clean_up()
         raise
-    finally:
-        watchdog.end()
     print(f"receipt: {file.path}")
     print(f"endpoint: {endpoint.id} ({endpoint.name}), deleted in {SETUP_DEADLINE_S // 60} minutes at the latest")
     print(f"next: pytest --runpod --approved-sha={payload.sha256} --runpod-receipt={file.path}")

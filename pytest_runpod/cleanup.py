@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from pytest_runpod.core.lifecycle import Event, Phase
 from pytest_runpod.core.limits import CLEANUP_PASSES
 from pytest_runpod.core.plan import Action, Delete, Doubt, ScaleToZero, plan_cleanup
 from pytest_runpod.core.receipt import Owned, Receipt
-from pytest_runpod.errors import CleanupUnresolved, ProviderError, ReceiptRefused, RunpodError, StillLocked
-from pytest_runpod.provider.api import Provider
+from pytest_runpod.errors import (
+    CleanupUnresolved,
+    ProviderError,
+    ReceiptRefused,
+    ReceiptUnwritable,
+    RunpodError,
+    StillLocked,
+)
+from pytest_runpod.provider.api import Endpoint, Provider
 from pytest_runpod.store.receipts import ReceiptFile
 
 PAUSE_S: Final = 1.0
@@ -27,8 +34,8 @@ def clean_up(owned: Owned, provider: Provider, *, wait: Callable[[float], object
     trouble = "it is still listed"
     for attempt in range(CLEANUP_PASSES):
         try:
-            plan = plan_cleanup(owned, provider.list_endpoints())
-            if not plan and _gone(owned, provider):
+            plan = plan_cleanup(owned, _all_that_may_be_ours(owned, provider))
+            if not plan:
                 return
             for action in plan:
                 _carry_out(action, provider)
@@ -70,7 +77,16 @@ def clean_receipt(
         try:
             owned = _found_again(receipt, provider)
             note = f"endpoint {owned.endpoint_id}" if owned.endpoint_id else "no endpoint is known"
-            receipt = file.write(receipt.after(Event.CLEANUP_STARTED, now(), note, endpoint_id=owned.endpoint_id))
+            started = receipt.after(Event.CLEANUP_STARTED, now(), note, endpoint_id=owned.endpoint_id)
+            try:
+                receipt = file.write(started)
+            except ReceiptUnwritable as full:
+                clean_up(owned, provider, wait=wait)  # what costs goes first; what is known of it comes second
+                raise CleanupUnresolved(
+                    f"The endpoint {owned.name} was deleted, and its receipt cannot say so.",
+                    looked_at=full.looked_at,
+                    todo=full.todo,
+                ) from full
             clean_up(owned, provider, wait=wait)
             if receipt.create_uncertain and owned.endpoint_id is None:
                 raise CleanupUnresolved(
@@ -83,29 +99,30 @@ def clean_receipt(
             if receipt.phase is not Phase.CLEANING:
                 receipt = receipt.after(Event.CLEANUP_STARTED, now())
             unresolved = _as_unresolved(trouble, receipt.owned)
-            file.write(receipt.after(Event.CLEANUP_DOUBTED, now(), trouble=str(unresolved)))
+            with suppress(ReceiptUnwritable):  # the trouble itself is what must be told
+                file.write(receipt.after(Event.CLEANUP_DOUBTED, now(), trouble=str(unresolved)))
             raise unresolved from trouble
         return file.write(receipt.after(Event.CLEANUP_CONFIRMED, now(), trouble=""))
 
 
 def state_absence(file: ReceiptFile, provider: Provider, now: Callable[[], str], reason: str) -> Receipt:
-    """Take a person's word that an endpoint whose create was lost never came to be, if a fresh list agrees.
+    """Take a person's word that nothing of this run is there, if a fresh list shows nothing under its name.
 
-    Raises: CleanupUnresolved: a list shows it. ReceiptRefused: the receipt is not in doubt about a create.
+    Raises: CleanupUnresolved: a list shows it. ReceiptRefused: the receipt is not in doubt.
     """
     with _alone(file):
         receipt = file.read()
-        if receipt.phase is not Phase.UNRESOLVED or not receipt.create_uncertain or receipt.endpoint_id:
+        if receipt.phase is not Phase.UNRESOLVED:
             raise ReceiptRefused(
-                "That receipt is not in doubt about a create, so nobody's word is needed. Nothing was changed.",
+                "That receipt is not in doubt, so nobody's word is needed. Nothing was changed.",
                 looked_at=f"{file.path}: {receipt.phase.value}",
                 todo="run `pytest-runpod cleanup --receipt …` without --absent",
             )
-        owned = _found_again(receipt, provider)
-        if owned.endpoint_id:
+        found = [endpoint.id for endpoint in provider.list_endpoints() if endpoint.name == receipt.name]
+        if found:
             raise CleanupUnresolved(
-                f"The endpoint {owned.name} exists. Nothing was changed.",
-                looked_at=f"a fresh list of all endpoints: {owned.endpoint_id}",
+                f"The endpoint {receipt.name} exists. Nothing was changed.",
+                looked_at=f"a fresh list of all endpoints: {', '.join(found)}",
                 todo="run `pytest-runpod cleanup --receipt …` without --absent: it deletes it",
             )
         file.write(receipt.after(Event.ABSENCE_STATED, now(), reason))
@@ -137,6 +154,8 @@ def _as_unresolved(trouble: RunpodError, owned: Owned) -> CleanupUnresolved:
 
 def _found_again(receipt: Receipt, provider: Provider) -> Owned:
     """What the receipt owns; with the id, if only the name is known and a list shows it."""
+    if Event.ABSENCE_STATED.value in receipt.events:
+        return Owned(receipt.name)  # what is now under our id is not ours any more, a person says
     owned = receipt.owned
     if owned.endpoint_id is not None:
         return owned
@@ -146,25 +165,28 @@ def _found_again(receipt: Receipt, provider: Provider) -> Owned:
 
 def _rescue(file: ReceiptFile, receipt: Receipt, provider: Provider, now: Callable[[], str]) -> Receipt:
     """Best effort on purpose: the endpoint is deleted whether or not its job's result can still be had."""
-    if not receipt.endpoint_id or not receipt.job_id or Event.RESULT_SAVED.value in receipt.events:
+    if not receipt.endpoint_id or not receipt.job_id or file.result_path.exists():
         return receipt
     try:
         endpoint = provider.get_endpoint(receipt.endpoint_id)
         state = provider.job(endpoint, receipt.job_id) if endpoint is not None else None
-    except ProviderError:
-        return receipt
-    if state is None or not state.final:
-        return receipt
-    if receipt.phase is Phase.RUNNING:
-        receipt = receipt.after(Event.JOB_FINAL, now(), state.status)
-    if receipt.phase is Phase.FINISHED and state.output is not None:
+        if state is None or not state.final or state.output is None:
+            return receipt
         file.save_result(state)
-        receipt = receipt.after(Event.RESULT_SAVED, now())
-    return file.write(receipt)
+        if receipt.phase is Phase.RUNNING:
+            receipt = receipt.after(Event.JOB_FINAL, now(), state.status)
+        return file.write(receipt.after(Event.RESULT_SAVED, now()))
+    except RunpodError:
+        return receipt
 
 
-def _gone(owned: Owned, provider: Provider) -> bool:
-    return owned.endpoint_id is None or provider.get_endpoint(owned.endpoint_id) is None
+def _all_that_may_be_ours(owned: Owned, provider: Provider) -> tuple[Endpoint, ...]:
+    """A fresh list, and what a GET of our id says: a list may lag, and it may not show everything."""
+    listed = provider.list_endpoints()
+    if owned.endpoint_id is None or any(endpoint.id == owned.endpoint_id for endpoint in listed):
+        return listed
+    seen = provider.get_endpoint(owned.endpoint_id)
+    return listed if seen is None else (*listed, seen)
 
 
 def _carry_out(action: Action, provider: Provider) -> None:
@@ -177,7 +199,8 @@ def _carry_out(action: Action, provider: Provider) -> None:
             raise CleanupUnresolved(
                 f"The endpoint {endpoint_id} of this run now has another name. It was not deleted, and may cost.",
                 looked_at=f"the provider calls it {name!r}",
-                todo="decide in the provider's console whether it is yours, then delete it there",
+                todo="decide in the provider's console whether it is yours; then delete it there, or say that it is not: "
+                "`pytest-runpod cleanup --receipt … --absent --reason TEXT`",
             )
 
 

@@ -30,6 +30,7 @@ from pytest_runpod.errors import (
     PayloadRefused,
     ProviderError,
     ProviderRefused,
+    ProviderUnreachable,
     WorkerFailed,
 )
 from pytest_runpod.provider.api import Endpoint, EndpointSpec, Health, Job, Policy, Provider
@@ -39,6 +40,7 @@ from pytest_runpod.store.receipts import ReceiptFile
 from pytest_runpod.waiting import Outage, Pace, QueueWatch
 
 REFUSED_SETTLE_S: Final = 2.0
+SENT_ONCE: Final = frozenset({Event.CREATE_SENT, Event.SUBMIT_SENT})
 ASKS_FOR_MORE: Final = frozenset({Event.CREATE_SENT, Event.CREATE_SEEN, Event.SUBMIT_SENT, Event.SUBMIT_SEEN})
 LOOKS: Final = 4  # at what a request did whose answer was lost
 LOOK_S: Final = 1.0
@@ -88,7 +90,7 @@ class Deployment:
             endpoint = self.provider.create_endpoint(spec)
         except FateUnknown as lost:
             endpoint = self._found_by_name(spec.name, lost)
-        except ProviderError as no:
+        except (ProviderRefused, ProviderUnreachable) as no:
             self._note(Event.CREATE_REFUSED)
             raise self._with_quota(no) from no
         self._note(Event.CREATE_SEEN, f"endpoint {endpoint.id}", endpoint_id=endpoint.id)
@@ -176,7 +178,7 @@ class Deployment:
             job = self._submit(job_input)
         except FateUnknown as lost:
             job = self.find_job(lost)
-        except ProviderError:
+        except (ProviderRefused, ProviderUnreachable):
             self._note(Event.SUBMIT_REFUSED)
             raise
         self._note(Event.SUBMIT_SEEN, f"job {job.id}", job_id=job.id)
@@ -281,8 +283,9 @@ class Deployment:
                 )
             self.clock.wait(self.pace.poll_s)
 
-    def result_saved(self) -> None:
-        """The result is on disk: its endpoint may go."""
+    def save_result(self, state: Job) -> None:
+        """Put the result beside the receipt, durably: now its endpoint may go."""
+        self.file.save_result(state)
         self._note(Event.RESULT_SAVED)
 
     def cancel(self, job: Job) -> None:
@@ -301,8 +304,16 @@ class Deployment:
         """Write down what happened. Raises: WorkerFailed: somebody has begun to clean up, so this run must not go on."""
         with self.file.lock():
             receipt = self.file.read()
-            if event.value in receipt.events:  # by a run that died, and whose job this one follows
+            if (
+                event.value in receipt.events and event not in SENT_ONCE
+            ):  # by a run that died, whose job this one follows
                 return
+            if event.value in receipt.events:
+                raise WorkerFailed(
+                    "Another run has sent that already, and nothing is sent twice.",
+                    looked_at=f"{self.file.path}: {', '.join(receipt.log)}",
+                    todo="run without --runpod-receipt",
+                )
             answered = event in (Event.CREATE_SEEN, Event.CREATE_REFUSED) and receipt.phase is Phase.UNRESOLVED
             if answered or not receipt.in_clean_up:
                 receipt = self.file.write(receipt.after(event, self.clock.iso(), note, **changes))

@@ -33,11 +33,12 @@ class ExitCode(IntEnum):
 def worse(one: int, other: int) -> int:
     """Choose the exit code that a caller must hear about: ours before pytest's, unresolved clean-up before all.
 
-    >>> int(worse(1, 12)), int(worse(13, 14)), int(worse(0, 1))
-    (12, 13, 1)
+    >>> int(worse(1, 12)), int(worse(13, 14)), int(worse(0, 1)), int(worse(143, 13)), int(worse(143, 1))
+    (12, 13, 1, 13, 143)
     """
     order = [0, 5, 1, 2, 4, 3, 10, 11, 14, 12, 13]
-    return max(one, other, key=lambda code: order.index(code) if code in order else len(order))
+    others = order.index(10) - 0.5  # 143 of a SIGTERM, what `pytest.exit` was given: above pytest's own, below ours
+    return max(one, other, key=lambda code: order.index(code) if code in order else others)
 
 
 class RunpodError(Exception):
@@ -133,6 +134,10 @@ class WatchdogFailed(RunpodError):
 
 class StillLocked(RunpodError):
     """Another process works on the same file."""
+
+
+class ReceiptUnwritable(RunpodError):
+    """A receipt, or what belongs to it, cannot be written."""
 
 
 class ReceiptRefused(RunpodError):

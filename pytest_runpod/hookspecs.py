@@ -24,7 +24,11 @@ def pytest_runpod_payload_files(config: pytest.Config, files: list[PackedFile]) 
 
 @pytest.hookspec(firstresult=True)
 def pytest_runpod_endpoint_spec(config: pytest.Config, spec: EndpointSpec) -> EndpointSpec | None:
-    """Return another endpoint than *spec* (`dataclasses.replace`); limits are checked again afterwards."""
+    """Return another endpoint than *spec* (`dataclasses.replace`): its disk, CUDA floor, excluded cards, scaler, variables.
+
+    What the approval, the reservation and the ownership hang on is refused: name, image, start command, pool, numbers of
+    workers and cards, time-outs, and the variables that begin with PYTEST_RUNPOD_.
+    """
 
 
 @pytest.hookspec

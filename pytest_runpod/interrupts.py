@@ -35,14 +35,15 @@ class Interrupts:
         if (
             threading.current_thread() is threading.main_thread()
         ):  # elsewhere nobody can set a handler, nor gets a signal
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` stays
+            self._before = {number: signal.signal(number, self._handle) for number in heard}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @contextmanager
     def while_deleting(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from pytest_runpod.core.limits import (
     WORKERS_MAX,
 )
 from pytest_runpod.core.money import MicroUsd, parse_usd
+from pytest_runpod.core.secret import Secret
 from pytest_runpod.errors import SettingsRefused
 
 ENV_PREFIX: Final = "PYTEST_RUNPOD_"
@@ -157,7 +158,7 @@ class _Reader:
             output=self.path("output"),
             management_url=management_url,
             jobs_url=jobs_url,
-            key=self.environ.get(KEY_VARIABLE) or None,
+            key=self.key(),
         )
         if settings.accuracy and "accuracy" not in settings.commands:
             self.problems.append(
@@ -270,6 +271,12 @@ class _Reader:
             return None
         base = self.root if source.startswith("the ini") else self.cwd
         return (base / Path(str(value)).expanduser()).absolute()
+
+    def key(self) -> Secret | None:
+        value = self.environ.get(KEY_VARIABLE, "").strip()
+        if value and not re.fullmatch(r"[!-~]+", value):
+            self.problems.append(f"{KEY_VARIABLE} holds a character that no key has: copy it again")
+        return Secret(value) if value else None
 
     def url(self, variable: str) -> str | None:
         value = self.environ.get(variable, "").strip()

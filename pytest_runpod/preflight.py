@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from pytest_runpod.core.clock import Clock
 from pytest_runpod.core.cloud import EndpointSpec, Gpu
@@ -20,10 +21,14 @@ from pytest_runpod.core.limits import (
 from pytest_runpod.core.money import MicroUsd, format_usd
 from pytest_runpod.core.receipt import NAME_PREFIX, Receipt, Where
 from pytest_runpod.core.wire import start_command
-from pytest_runpod.errors import BudgetRefused, ProviderError
+from pytest_runpod.errors import BudgetRefused, ProviderError, SettingsRefused
 from pytest_runpod.options import RunSettings
 from pytest_runpod.provider.api import Provider
 from pytest_runpod.store.ledger import Ledger
+
+FIXED: Final = (
+    "name", "image", "args", "pool", "gpu_count", "workers_min", "workers_max", "idle_timeout_s", "execution_timeout_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +90,48 @@ def make_spec(name: str, settings: RunSettings, offer: Offer, env: Mapping[str, 
 
 
 def new_receipt(
-    run: str, spec: EndpointSpec, where: Where, digests: tuple[str, str], clock: Clock, ledger: Ledger
+    run: str,
+    spec: EndpointSpec,
+    where: Where,
+    account: str,
+    digests: tuple[str, str],
+    clock: Clock,
+    ledger: Ledger,
 ) -> Receipt:
-    """Write down the intent: the unique name, where, and until when. *digests*: of the payload and of the worker."""
+    """Write down the intent: the unique name, where, and until when.
+
+    Args:
+        account: fingerprint of the key. digests: of the payload and of the worker.
+    """
     now = clock.now()
     return Receipt(
         run=run,
         name=spec.name,
         where=where,
+        account=account,
         payload_sha256=digests[0],
         worker_sha256=digests[1],
         created_at=now,
         deadline_at=now + SETUP_DEADLINE_S,
         ledger=str(ledger.path),
     )
+
+
+def insist_on_spec(asked: EndpointSpec, changed: EndpointSpec) -> EndpointSpec:
+    """Let a hook change what neither the approval, nor the reservation, nor the ownership hangs on.
+
+    Raises: SettingsRefused: with every field that must stay as it is.
+    """
+    fixed = [name for name in FIXED if getattr(asked, name) != getattr(changed, name)]
+    ours = {key: value for key, value in asked.env.items() if key.startswith("PYTEST_RUNPOD_")}
+    if ours != {key: value for key, value in changed.env.items() if key.startswith("PYTEST_RUNPOD_")}:
+        fixed.append("env (PYTEST_RUNPOD_*)")
+    if fixed:
+        raise SettingsRefused([
+            f"pytest_runpod_endpoint_spec must not change {name}: approval, reservation or ownership hang on it"
+            for name in fixed
+        ])  # fmt: skip
+    return changed
 
 
 def new_name(payload_sha256: str, clock: Clock) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -225,7 +225,8 @@ class _Terminal:
         reporter, capture = manager.get_plugin("terminalreporter"), manager.get_plugin("capturemanager")
         if reporter is None or self.config.getoption("verbose") < 0:
             return
-        with capture.global_and_fixture_disabled() if capture else nullcontext():
+        shown = capture.global_and_fixture_disabled() if capture else nullcontext()
+        with suppress(OSError), shown:  # a terminal that is gone must not keep anybody from cleaning up
             reporter.ensure_newline()
             reporter.write_line(f"runpod: {text}")
             reporter.currentfspath = None  # the next dot begins a line of its own, with its file name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,13 +29,14 @@ from pytest_runpod.errors import (
     PayloadRefused,
     ProviderError,
     RunpodError,
+    SettingsRefused,
     WorkerFailed,
     worse,
 )
 from pytest_runpod.forwarding import Word
 from pytest_runpod.leftovers import insist_on_certainty
 from pytest_runpod.options import RunSettings
-from pytest_runpod.preflight import Offer, make_spec, new_name, new_receipt, preflight
+from pytest_runpod.preflight import Offer, insist_on_spec, make_spec, new_name, new_receipt, preflight
 from pytest_runpod.provider.api import Endpoint, EndpointSpec, Job, Policy
 from pytest_runpod.provider.runpod import run_body
 from pytest_runpod.store import results as result_store
@@ -49,6 +51,8 @@ from pytest_runpod.wiring import (
     Watchdog,
     approvals_folder,
     connect,
+    fingerprint,
+    insist_on_account,
     ledger_path,
     start_watchdog,
     state_folder,
@@ -101,6 +105,7 @@ class RemoteRun:
         self.file: ReceiptFile | None = None
         self.deployment: Deployment | None = None
         self.watchdog: Watchdog | None = None
+        self.hold = ExitStack()  # that no other run uses our endpoint, until the end
         self.attached = False  # to the job of an earlier run
         self.replayed: Job | None = None  # its final state, if somebody has saved that
         self.job: Job | None = None
@@ -144,6 +149,10 @@ class RemoteRun:
         return payload
 
     def open_ledger(self, settings: RunSettings) -> Ledger:
+        try:
+            result_store.prepare(self.results.folder)
+        except OSError as no:
+            raise SettingsRefused([f"the folder of results cannot be written: {no}"]) from no
         ledger = Ledger(ledger_path(settings, self.state))
         ledger.entries()
         return ledger
@@ -153,10 +162,14 @@ class RemoteRun:
         settings = self.settings
         self.file = ReceiptFile(settings.receipt or receipt_path(self.state, self.id))
         given = self.file.read() if settings.receipt is not None else None
+        if given is not None:
+            self.hold.enter_context(self.file.using())
         if given is not None and given.submitted:
             self._attach(given, payload, ledger)
             return None
         self.connection = connect(settings)
+        if given is not None:
+            insist_on_account(given, self.connection.where, self.connection.key)
         insist_on_certainty(self.state, self.connection.where, self.clock.now(), but=self.file.path)
         self.offer = preflight(self.connection.provider, settings)
         self.deployment = self._deployment(ledger, self.offer.rate)
@@ -183,8 +196,17 @@ class RemoteRun:
         if self.settings.receipt is None:
             digests = payload.sha256, payload.worker_sha256
             self.file.create(
-                new_receipt(self.id, spec, self.connection.where, digests, self.clock, self.deployment.ledger)
+                new_receipt(
+                    self.id,
+                    spec,
+                    self.connection.where,
+                    fingerprint(self.id, self.connection.key),
+                    digests,
+                    self.clock,
+                    self.deployment.ledger,
+                )
             )
+            self.hold.enter_context(self.file.using())
             self._watch()
             endpoint = self.deployment.create(spec)
         else:
@@ -239,6 +261,7 @@ class RemoteRun:
         self.replayed = self.file.saved_result()
         if self.replayed is None or not given.cleanup_confirmed:
             self.connection = connect(self.settings)
+            insist_on_account(given, self.connection.where, self.connection.key)
             self.deployment = self._deployment(ledger, PRICE_CEILING)
         self.facts["attached"] = f"to the job of {given.run}; nothing was run or paid again"
         self.say(f"{given.run}: " + ("its saved result is replayed" if self.replayed else "following its job"))
@@ -258,7 +281,7 @@ class RemoteRun:
     def _watch(self) -> None:
         assert self.connection is not None
         assert self.file is not None
-        self.watchdog = start_watchdog(self.file, self.connection.key, self.settings.request_timeout)
+        self.watchdog = start_watchdog(self.file, self.connection, self.settings.request_timeout)
 
     # --- the stream
 
@@ -270,7 +293,7 @@ class RemoteRun:
         assert self.stream is not None
         assert self.sent is not None
         try:
-            yield from self.stream.follow(self._states(), self.sent, self._result_saved)
+            yield from self.stream.follow(self._states(), self.sent, self._save_result)
         except RunpodError as trouble:
             self.trouble = trouble
             self._keep_worker_log()
@@ -309,12 +332,14 @@ class RemoteRun:
 
     def clean_up(self) -> None:
         """Delete and confirm, if anything was begun. Safe to call again. Raises: CleanupUnresolved."""
-        if self.cleaned or self.deployment is None or self.file is None or not self.file.path.exists():
+        if self.cleanup_tried or self.deployment is None or self.file is None or not self.file.path.exists():
             return
         self.facts["cleanup"] = f"UNRESOLVED, see {self.file.path}"
         self.cleanup_tried = True
         receipt = self.deployment.clean_up()
         self.cleaned = True
+        if self.results.result is not None:  # it lies in the results folder: nobody needs to fetch it any more
+            self.file.result_path.unlink(missing_ok=True)
         self.facts["cleanup"] = f"confirmed ({receipt.name})"
 
     def save_cost(self) -> None:
@@ -337,7 +362,7 @@ class RemoteRun:
         """Whatever happened: nothing of ours is left when this returns, or the error says what may be."""
         try:
             if not self.cleanup_tried:
-                if self.deployment is not None and self.deployment.endpoint is not None:
+                if self.deployment is not None and self.file is not None and self.file.path.exists():
                     self.say("deleting the endpoint")
                 self.cancel_if_running()
                 self.clean_up()
@@ -350,6 +375,7 @@ class RemoteRun:
             if self.connection is not None:
                 self.connection.close()
             self.watchdog = self.connection = None
+            self.hold.close()
 
     def blame(self, error: BaseException) -> None:
         """Let the exit code of the run know about *error*."""
@@ -370,9 +396,9 @@ class RemoteRun:
         assert self.job is not None
         return self.deployment.states(self.job)
 
-    def _result_saved(self) -> None:
+    def _save_result(self, state: Job) -> None:
         if self.deployment is not None and self.replayed is None:
-            self.deployment.result_saved()
+            self.deployment.save_result(state)
 
     def _keep_worker_log(self) -> None:
         """Fetch what the workers have written, while their endpoint lives. Best effort: the trouble itself is told anyway."""
@@ -402,7 +428,7 @@ class RemoteRun:
         name = self.file.read().name if self.settings.receipt else new_name(payload.sha256, self.clock)
         spec = make_spec(name, self.settings, self.offer, endpoint_env(worker, payload.sha256, self.settings.device))
         changed = self.config.hook.pytest_runpod_endpoint_spec(config=self.config, spec=spec)
-        return changed if isinstance(changed, EndpointSpec) else spec
+        return insist_on_spec(spec, changed) if isinstance(changed, EndpointSpec) else spec
 
     def _count_failed_commands(self) -> None:
         steps = self.results.result.steps if self.results.result is not None else ()

@@ -75,11 +75,11 @@ class Stream:
         self.stayed: dict[str, Decision] = {}
         self.warned_here: set[tuple[str | None, str]] = set()  # class and text of what was warned of before the run
 
-    def follow(self, states: Iterable[Job], sent: Submitted, saved: Callable[[], None]) -> Iterator[None]:
+    def follow(self, states: Iterable[Job], sent: Submitted, save: Callable[[Job], None]) -> Iterator[None]:
         """Publish items as they come back; yields after each of them, so that the loop can stop.
 
         Args:
-            states: of one job, the final one last. saved: called once its result is on disk.
+            states: of one job, the final one last. save: takes the final one, before anything is made of it.
         Raises: RunpodError: the job, its worker or its results cannot be relied on.
         """
         self.stayed = {decision.path: decision for decision in sent.stayed}
@@ -95,17 +95,17 @@ class Stream:
             if self.places is not None and self.collected.told:
                 yield from self._publish(self.matcher.window(progress.attempt, progress.first, progress.lines))
         assert self.last_state is not None
-        yield from self._take_result(self.last_state, sent, saved)
+        yield from self._take_result(self.last_state, sent, save)
 
     def stopped(self) -> bool:
         return bool(self.session.shouldfail or self.session.shouldstop)
 
     # --- the final result
 
-    def _take_result(self, state: Job, sent: Submitted, saved: Callable[[], None]) -> Iterator[None]:
+    def _take_result(self, state: Job, sent: Submitted, save: Callable[[Job], None]) -> Iterator[None]:
         result_store.save(self.results.folder, "response.json", json.dumps(state.output, indent=1).encode())
         if state.output is not None:
-            saved()
+            save(state)
         result = _verified(state, sent)
         self.results.result = result
         self.results.attempts.add(result.attempt)

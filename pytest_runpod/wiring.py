@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -20,8 +22,9 @@ import platformdirs
 
 from pytest_runpod.core.limits import REQUEST_TIMEOUT_S
 from pytest_runpod.core.receipt import Receipt, Where
-from pytest_runpod.errors import ProviderUnreachable, RunpodError, SettingsRefused, WatchdogFailed
-from pytest_runpod.options import KEY_VARIABLE, TIMEOUT_VARIABLE, RunSettings
+from pytest_runpod.core.secret import Secret
+from pytest_runpod.errors import ProviderUnreachable, ReceiptRefused, RunpodError, SettingsRefused, WatchdogFailed
+from pytest_runpod.options import KEY_VARIABLE, TIMEOUT_VARIABLE, URL_VARIABLES, RunSettings
 from pytest_runpod.provider.api import Provider
 from pytest_runpod.provider.runpod import JOBS_URL, MANAGEMENT_URL, RunPod
 from pytest_runpod.provider.transport import Transport
@@ -95,15 +98,23 @@ class Watchdog:
     def stay(self) -> None:
         """Let it act at the deadline only: this process is about to end, and its endpoint shall live on."""
         assert self.popen.stdin is not None
-        self.popen.stdin.write(f"{STAY}\n")
-        self.popen.stdin.flush()
+        try:
+            self.popen.stdin.write(f"{STAY}\n")
+            self.popen.stdin.flush()
+        except OSError as gone:
+            raise WatchdogFailed(
+                "The watchdog, which deletes the endpoint at its deadline, is gone. The endpoint is deleted now.",
+                looked_at=str(self.log),
+                todo="see that nothing ends left-over processes here, then run again",
+            ) from gone
         self.end()
 
     def end(self) -> None:
         """Cut its lifeline. It ends if clean-up is confirmed, and cleans up if it is not: it is never ended by us."""
         for pipe in (self.popen.stdin, self.popen.stdout):
             if pipe is not None and not pipe.closed:
-                pipe.close()
+                with contextlib.suppress(OSError):  # it is gone already
+                    pipe.close()
         self.popen.returncode = 0  # it is meant to outlive us: no warning about a child that still runs
 
 
@@ -124,12 +135,42 @@ def connect(settings: RunSettings) -> Connection:
 def reconnect(receipt: Receipt, environ: Mapping[str, str]) -> Provider:
     """Reach the provider that a receipt speaks of, with the key from the environment.
 
-    Raises: SettingsRefused: there is no key.
+    The key goes to RunPod's own hosts, and to those that the environment names; not wherever a receipt says.
+    Raises: SettingsRefused: there is no key. ReceiptRefused: other hosts, or the key of another account.
     """
-    key = environ.get(KEY_VARIABLE)
+    key = environ.get(KEY_VARIABLE, "").strip()
     if not key:
         raise SettingsRefused([f"{KEY_VARIABLE} is not set: the key is read from the environment only"])
+    urls = receipt.where.management_url, receipt.where.jobs_url
+    trusted = {(MANAGEMENT_URL, JOBS_URL), tuple(environ.get(name, "").rstrip("/") for name in URL_VARIABLES)}
+    if urls not in trusted:
+        raise ReceiptRefused(
+            "That receipt speaks of other hosts than RunPod's. The key was not sent there, nothing was changed.",
+            looked_at=" and ".join(urls),
+            todo=f"if they are yours: set {URL_VARIABLES[0]} and {URL_VARIABLES[1]} to them",
+        )
+    insist_on_account(receipt, receipt.where, key)
     return _client(receipt.where, Transport(key, read_s=_request_timeout(environ)))
+
+
+def fingerprint(run: str, key: str) -> str:
+    """Tell accounts apart without keeping the key: salted with the run's name, cut to 16 hexadecimal digits."""
+    return hashlib.sha256(f"{run}:{key}".encode()).hexdigest()[:16]
+
+
+def insist_on_account(receipt: Receipt, where: Where, key: str) -> None:
+    """Let nobody look for an endpoint in another account: he would not find it, and take that for its deletion.
+
+    Raises: ReceiptRefused: another provider, or another key than the one that created it.
+    """
+    elsewhere = (receipt.where.management_url, receipt.where.jobs_url) != (where.management_url, where.jobs_url)
+    if elsewhere or receipt.account not in ("", fingerprint(receipt.run, key)):
+        raise ReceiptRefused(
+            "That receipt is of another provider or another key. Nothing was asked, nothing was changed.",
+            looked_at=f"{receipt.name}, created at {receipt.where.management_url}"
+            + (f", not at {where.management_url}" if elsewhere else ", with another key"),
+            todo=f"set {KEY_VARIABLE}, and the PYTEST_RUNPOD_*_URL variables, as they were when it was created",
+        )
 
 
 def _request_timeout(environ: Mapping[str, str]) -> float:
@@ -158,37 +199,52 @@ def ledger_path(settings: RunSettings, state: Path) -> Path:
     return settings.ledger or state / "ledger.json"
 
 
-def start_watchdog(file: ReceiptFile, key: str, request_timeout: int) -> Watchdog:
+def start_watchdog(file: ReceiptFile, connection: Connection, request_timeout: int) -> Watchdog:
     """Start the watchdog of a receipt, and wait until it watches: before that, nothing may be created.
 
     Its own session, nobody's child, a clean environment; the key is in that and nowhere else.
     Raises: WatchdogFailed: it did not come up.
     """
-    command = [sys.executable, "-m", "pytest_runpod.watchdog", str(file.path), "--parent", str(os.getpid())]
-    with file.watchdog_log.open("ab") as log:
-        popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=file.path.parent,
-            env={**_clean_environment(), KEY_VARIABLE: key, TIMEOUT_VARIABLE: str(request_timeout)},
-            start_new_session=True,
-            creationflags=DETACHED,
-        )
+    command = [sys.executable, "-m", "pytest_runpod.watchdog", str(file.path.resolve()), "--parent", str(os.getpid())]
+    where = connection.where
+    env = {
+        **_clean_environment(),
+        KEY_VARIABLE: connection.key,
+        TIMEOUT_VARIABLE: str(request_timeout),
+        **dict(zip(URL_VARIABLES, (where.management_url, where.jobs_url), strict=True)),
+    }
+    try:
+        with file.watchdog_log.open("ab") as log:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=tempfile.gettempdir(),  # modules of the project must not stand in front of ours
+                env=env,
+                start_new_session=True,
+                creationflags=DETACHED,
+            )
+    except OSError as no:
+        raise _no_watchdog(str(no)) from no
     said = _first_line(popen, WATCHDOG_START_S)
     if not said.startswith(WATCHING):
         popen.kill()
-        popen.communicate()
-        raise WatchdogFailed(
-            "The watchdog, which deletes the endpoint if this process dies, did not start. Nothing was created.",
-            looked_at=f"{file.watchdog_log}: {_last_line(file.watchdog_log)}",
-            todo="repair what that says, then run again",
-        )
+        popen.wait(STOP_S)
+        Watchdog(popen, file.watchdog_log).end()
+        raise _no_watchdog(f"{file.watchdog_log}: {_last_line(file.watchdog_log)}")
     if os.name != "nt":
         popen.wait()  # it has forked itself away
     return Watchdog(popen, file.watchdog_log)
+
+
+def _no_watchdog(looked_at: str) -> WatchdogFailed:
+    return WatchdogFailed(
+        "The watchdog, which deletes the endpoint if this process dies, did not start. Nothing was created.",
+        looked_at=looked_at,
+        todo="repair what that says, then run again",
+    )
 
 
 def _first_line(popen: subprocess.Popen[str], limit_s: float) -> str:
@@ -211,7 +267,7 @@ def _client(where: Where, transport: Transport) -> Provider:
 
 
 def _start_emulator(request_timeout: float) -> Connection:
-    key = f"rpa_emulator_{secrets.token_hex(16)}"
+    key = Secret(f"rpa_emulator_{secrets.token_hex(16)}")
     with tempfile.TemporaryFile("w+", errors="replace") as words:  # a pipe that nobody reads would fill up
         popen = subprocess.Popen(
             [sys.executable, "-m", "pytest_runpod", "emulator", "--lifeline"],
@@ -251,9 +307,14 @@ def _clean_environment() -> dict[str, str]:
         "PATH", "HOME", "USERPROFILE", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR", "TEMP", "PYTHONPATH", "VIRTUAL_ENV",
         "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy",
         "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "PYTHONHOME", "LD_LIBRARY_PATH",
-        "DYLD_LIBRARY_PATH",
+        "DYLD_LIBRARY_PATH", "ALL_PROXY", "all_proxy",
     )  # fmt: skip
-    return {name: os.environ[name] for name in kept if name in os.environ}
+    found = {name: os.environ[name] for name in kept if name in os.environ}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = os.pathsep.join(
+            str(Path(part).absolute()) for part in found["PYTHONPATH"].split(os.pathsep)
+        )
+    return found
 
 
 def describe_failure(error: Exception) -> str:

@@ -58,8 +58,11 @@ TRANSITIONS: Final[dict[tuple[Phase, Event], Phase]] = {
     (Phase.SUBMITTING, Event.SUBMIT_REFUSED): Phase.FINISHED,
     (Phase.RUNNING, Event.JOB_FINAL): Phase.FINISHED,
     (Phase.RUNNING, Event.JOB_LOST): Phase.FINISHED,
+    (Phase.FINISHED, Event.JOB_LOST): Phase.FINISHED,  # it had ended, and its result is not held any more
     (Phase.RUNNING, Event.RESULT_SAVED): Phase.FINISHED,  # a late update had turned the state of the job back
     (Phase.FINISHED, Event.RESULT_SAVED): Phase.FINISHED,  # on disk before its endpoint goes
+    (Phase.CLEANING, Event.RESULT_SAVED): Phase.CLEANING,  # by who cleans up, as long as the endpoint is there
+    (Phase.UNRESOLVED, Event.RESULT_SAVED): Phase.UNRESOLVED,
     **{(phase, Event.CLEANUP_STARTED): Phase.CLEANING for phase in _LIVE},
     (Phase.CLEANING, Event.CLEANUP_CONFIRMED): Phase.CLEAN,
     (Phase.CLEANING, Event.CLEANUP_DOUBTED): Phase.UNRESOLVED,

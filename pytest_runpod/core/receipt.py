@@ -40,6 +40,7 @@ class Receipt:
     created_at: float
     deadline_at: float
     ledger: str
+    account: str = ""  # a fingerprint of the key that created it; empty: not known
     phase: Phase = Phase.RESERVED
     endpoint_id: str | None = None
     job_id: str | None = None
@@ -102,4 +103,22 @@ class Receipt:
             content["log"] = tuple(content["log"])
         except TypeError as slip:
             raise ValueError(str(slip)) from slip
-        return cls(**content)
+        receipt = cls(**content)
+        receipt._insist_on_sense()
+        return receipt
+
+    def _insist_on_sense(self) -> None:
+        """Raises: ValueError: something that we never write; a name that is not one of ours above all."""
+        if not isinstance(self.name, str) or not self.name.startswith(NAME_PREFIX):
+            raise ValueError(f"the name does not begin with {NAME_PREFIX}")
+        where = (self.where.kind, self.where.management_url, self.where.jobs_url)
+        texts = (self.run, self.payload_sha256, self.worker_sha256, self.ledger, self.trouble, self.account, *where)
+        optional = (self.endpoint_id, self.job_id, self.nonce)
+        if not all(isinstance(text, str) for text in (*texts, *self.log)):
+            raise ValueError("a text is none")
+        if not all(text is None or isinstance(text, str) for text in optional):
+            raise ValueError("endpoint_id, job_id and nonce must be text or null")
+        if not all(type(moment) in (int, float) for moment in (self.created_at, self.deadline_at)):
+            raise ValueError("created_at and deadline_at must be seconds")
+        if self.cleanup_confirmed is not (self.phase is Phase.CLEAN):
+            raise ValueError("cleanup_confirmed and the phase contradict each other")

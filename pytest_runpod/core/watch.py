@@ -26,7 +26,7 @@ def next_step(receipt: Receipt, now: float, *, run_ended: bool, tried_at: float 
     """
     if receipt.cleanup_confirmed:
         return Step.END
-    if now > receipt.deadline_at + GIVE_UP_S:
+    if tried_at is not None and now > receipt.deadline_at + GIVE_UP_S:  # a machine may have slept until now
         return Step.GIVE_UP
     due = run_ended or now >= receipt.deadline_at
     rested = tried_at is None or now >= tried_at + RETRY_S

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from pytest_runpod.core.money import MicroUsd, parse_usd
@@ -34,14 +35,15 @@ class RunPod:
     def create_endpoint(self, spec: EndpointSpec) -> Endpoint:
         url = f"{self._management}/serverless"
         answer = self._http.post(url, create_body(spec))
-        if answer.status == 201:
+        if _says_no(answer):
+            raise refused("POST", url, answer, "The provider refused to create the endpoint. No job was submitted.")
+        try:
             return endpoint_of(answer.body)
-        if answer.status >= 500:
+        except ProviderError as odd:
             raise FateUnknown(
-                "The provider answered the create with an error of its own. The endpoint may exist all the same.",
+                "The provider answered the create in a way that tells nothing. The endpoint may exist all the same.",
                 looked_at=f"POST {url} answered {answer.status}",
-            )
-        raise refused("POST", url, answer, "The provider refused to create the endpoint. No job was submitted.")
+            ) from odd
 
     def get_endpoint(self, endpoint_id: str) -> Endpoint | None:
         url = f"{self._management}/serverless/{endpoint_id}"
@@ -72,8 +74,8 @@ class RunPod:
         answer = self._http.get(url, params)
         body = self._good("GET", url, answer, "The bill cannot be read.")
         records = _list(body, "records")
-        total = sum(parse_usd(record.get("totalAmount", 0)) for record in records)
-        return Bill(MicroUsd(total), len(records))
+        with _understood("a bill"):
+            return Bill(MicroUsd(sum(parse_usd(record.get("totalAmount", 0)) for record in records)), len(records))
 
     # --- jobs
 
@@ -89,7 +91,7 @@ class RunPod:
             )
 
     def health(self, endpoint: Endpoint) -> Health | None:
-        url = endpoint.request_urls["health"]
+        url = _url(endpoint, "health")
         answer = self._http.get(url)
         if answer.status == 404:
             return None
@@ -97,19 +99,20 @@ class RunPod:
         return Health(jobs=_counters(body, "jobs"), workers=_counters(body, "workers"))
 
     def submit(self, endpoint: Endpoint, job_input: Mapping[str, Any], policy: Policy) -> Job:
-        url = endpoint.request_urls["run"]
+        url = _url(endpoint, "run")
         answer = self._http.post(url, run_body(job_input, policy))
-        if answer.status == 200:
+        if _says_no(answer):
+            raise refused("POST", url, answer, "The provider refused the job. Nothing was executed.")
+        try:
             return job_of(answer.body)
-        if answer.status >= 500:
+        except ProviderError as odd:
             raise FateUnknown(
-                "The provider answered the submission with an error of its own. The job may have been queued all the same.",
+                "The provider answered the submission in a way that tells nothing. The job may have been queued all the same.",
                 looked_at=f"POST {url} answered {answer.status}",
-            )
-        raise refused("POST", url, answer, "The provider refused the job. Nothing was executed.")
+            ) from odd
 
     def job(self, endpoint: Endpoint, job_id: str) -> Job | None:
-        url = _job_url(endpoint.request_urls["status"], job_id)
+        url = _job_url(_url(endpoint, "status"), job_id)
         answer = self._http.get(url)
         if answer.status == 404:
             return None
@@ -117,7 +120,7 @@ class RunPod:
 
     def requests(self, endpoint: Endpoint) -> tuple[Job, ...] | None:
         """The route is documented, the form of its answer is not: a list of jobs, bare or under `requests` or `jobs`."""
-        answer = self._http.get(f"{endpoint.request_urls['health'].removesuffix('/health')}/requests")
+        answer = self._http.get(f"{_url(endpoint, 'health').removesuffix('/health')}/requests")
         if answer.status == 404:
             return None
         body = self._good("GET", "requests", answer, "The jobs of the endpoint cannot be listed.")
@@ -132,7 +135,7 @@ class RunPod:
         workers = f"{self._management}/serverless/{endpoint_id}/workers"
         body = self._read(workers, "The workers of the endpoint cannot be listed.")
         pieces = []
-        for worker in _list(body, "workers")[:LOGGED_WORKERS]:
+        for worker in [one for one in _list(body, "workers") if isinstance(one, Mapping)][:LOGGED_WORKERS]:
             for source in ("system", "container"):
                 url = f"{workers}/{worker.get('id')}/logs"
                 events = self._http.first_events(url, {"source": source, "tail": str(LOGGED_LINES)})
@@ -141,7 +144,7 @@ class RunPod:
         return "\n".join(pieces)
 
     def cancel(self, endpoint: Endpoint, job_id: str) -> None:
-        url = _job_url(endpoint.request_urls["cancel"], job_id)
+        url = _job_url(_url(endpoint, "cancel"), job_id)
         answer = self._http.post(url)
         if answer.status != 404:
             self._good("POST", url, answer, "The job could not be cancelled.")
@@ -156,6 +159,11 @@ class RunPod:
         if not 200 <= answer.status < 300:
             raise refused(method, url, answer, trouble)
         return answer.body
+
+
+def _says_no(answer: Answer) -> bool:
+    """Whether an answer is a plain refusal, which had no effect. 408 and errors of the provider's own say nothing."""
+    return 400 <= answer.status < 500 and answer.status not in (408, 499)
 
 
 def run_body(job_input: Mapping[str, Any], policy: Policy) -> dict[str, Any]:
@@ -235,7 +243,7 @@ def _job_url(template: str, job_id: str) -> str:
 
 def endpoint_of(value: Any) -> Endpoint:
     """Read an endpoint. Raises: ProviderError: it is described in a way that we do not know."""
-    try:
+    with _understood("an endpoint"):
         return Endpoint(
             id=str(value["id"]),
             name=str(value["name"]),
@@ -243,26 +251,23 @@ def endpoint_of(value: Any) -> Endpoint:
             request_urls={str(key): str(url) for key, url in (value.get("requestUrls") or {}).items()},
             settings=value,
         )
-    except (KeyError, TypeError, ValueError) as slip:
-        raise ProviderError(
-            "The provider described an endpoint in a way that we do not know.", looked_at=repr(slip)
-        ) from slip
 
 
 def gpu_of(value: Any) -> Gpu:
-    """Read a card of the catalog."""
-    price = (value.get("price") or {}).get("serverless")
-    return Gpu(
-        id=str(value["id"]),
-        pool=value.get("pool"),
-        memory_gb=int(value.get("memory", 0)),
-        price=None if price is None else parse_usd(price),
-    )
+    """Read a card of the catalog. Raises: ProviderError: it is described in a way that we do not know."""
+    with _understood("a card"):
+        price = (value.get("price") or {}).get("serverless")
+        return Gpu(
+            id=str(value["id"]),
+            pool=value.get("pool"),
+            memory_gb=int(value.get("memory", 0)),
+            price=None if price is None else parse_usd(price),
+        )
 
 
 def job_of(value: Any) -> Job:
     """Read a job. Raises: ProviderError: it is described in a way that we do not know."""
-    try:
+    with _understood("a job"):
         return Job(
             id=str(value["id"]),
             status=str(value["status"]),
@@ -273,10 +278,6 @@ def job_of(value: Any) -> Job:
             worker_id=value.get("workerId"),
             retries=int(value.get("retries") or 0),
         )
-    except (KeyError, TypeError, ValueError) as slip:
-        raise ProviderError(
-            "The provider described a job in a way that we do not know.", looked_at=repr(slip)
-        ) from slip
 
 
 def _list(body: Any, key: str) -> list[Any]:
@@ -287,4 +288,20 @@ def _list(body: Any, key: str) -> list[Any]:
 
 def _counters(body: Any, key: str) -> dict[str, int]:
     group = body.get(key) if isinstance(body, Mapping) else None
-    return {str(name): int(value) for name, value in (group or {}).items()}
+    with _understood("its health"):
+        return {str(name): int(value) for name, value in (group or {}).items()}
+
+
+def _url(endpoint: Endpoint, name: str) -> str:
+    with _understood("where an endpoint takes jobs"):
+        return endpoint.request_urls[name]
+
+
+@contextmanager
+def _understood(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as slip:
+        raise ProviderError(
+            f"The provider described {what} in a way that we do not know.", looked_at=repr(slip)[:200]
+        ) from slip

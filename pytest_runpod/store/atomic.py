@@ -6,7 +6,6 @@ import contextlib
 import glob
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -38,24 +37,18 @@ def remove_leftovers(path: Path) -> None:
 
 
 def create_new(path: Path, data: bytes) -> None:
-    """Write *path* durably if nothing is there yet.
+    """Write *path* durably, whole or not at all, if nothing is there yet.
 
     Raises: FileExistsError: something is; it was not touched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(path) as descriptor:
-        os.write(descriptor, data)
-        os.fsync(descriptor)
-    _sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    write_atomic(beside, data)
     try:
-        yield descriptor
+        os.link(beside, path)
     finally:
-        os.close(descriptor)
+        beside.unlink()
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

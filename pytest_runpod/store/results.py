@@ -15,13 +15,13 @@ CACHE_TEXT: Final = "Signature: 8a477f597d28d172789f06886806bc55\n# The results 
 
 def save(folder: Path, name: str, data: bytes) -> None:
     """Write one file of ours into *folder*; make the folder, and let git ignore it, if it is new."""
-    _prepare(folder)
+    prepare(folder)
     write_atomic(folder / name, data, mode=0o644)
 
 
 def save_members(folder: Path, members: Iterable[Member]) -> None:
     """Write the members of a checked archive below *folder*. Their paths were checked by `core.unpack`."""
-    _prepare(folder)
+    prepare(folder)
     root = folder.resolve()
     for member in members:
         target = folder / member.path
@@ -31,7 +31,7 @@ def save_members(folder: Path, members: Iterable[Member]) -> None:
         target.write_bytes(member.data)
 
 
-def _prepare(folder: Path) -> None:
+def prepare(folder: Path) -> None:
     """Let git and everybody who packs folders, us too, pass this one by."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in ((".gitignore", "*\n"), (CACHE_MARK, CACHE_TEXT)):

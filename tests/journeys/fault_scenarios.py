@@ -164,7 +164,7 @@ def _signals() -> Iterator[Scenario]:
                     frozenset({ends_with, CLEANUP} if lost and number != signal.SIGKILL else {ends_with}),
                     {"rules": [{"kind": kind, "method": method, "path": path, "nth": nth}]},
                     number=number,
-                    says="" if name in BEFORE_ANYTHING else "cleanup: ",
+                    says="" if name in BEFORE_ANYTHING else "deleting the endpoint",
                     release_first=cleaning and number != signal.SIGKILL,
                 )
         for point in POINTS:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from . import hooks
 from .coverage_data import Coverage
 from .cuda_context import CudaContext
 from .encodable import Encodable
@@ -23,10 +24,14 @@ from .selection import Selection
 CONTROL_VARIABLE = "PYTEST_RUNPOD_CONTROL"
 INI_KEYS = (
     "provider", "device", "gpu", "image", "workers", "budget", "budget_total", "approved_sha", "accuracy", "state", "ledger",
-    "receipt", "output", "collect", "against", "restarts",
+    "receipt", "output", "collect", "against", "restarts", "queue_timeout", "request_timeout",
 )  # fmt: skip
 INI_LISTS = ("include", "exclude", "requirements", "env", "commands")
 CONTROL_PATH = os.environ.pop(CONTROL_VARIABLE, "")  # not for the tests, and not for a pytest that they start
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
