@@ -243,6 +243,10 @@ def _account() -> Iterator[Scenario]:
         ),
     ):
         yield Scenario("account", name, codes, faults, arguments, says=says)
+    for status in (202, 408):  # neither says whether it had an effect
+        for name, path, codes in (("create", "/v2/serverless", doubt), ("submission", run, fails)):
+            odd = rule("status", path, method="POST", status=status)
+            yield Scenario("account", f"{status} to the {name}", codes, odd, unresolved=name == "create")
     lost = {"kind": "lose_answer", "method": "POST", "path": "/v2/serverless"}
     yield Scenario("account", "answer of the create lost, list lags", ok, {"rules": [lost], "unlisted_s": 2})
     yield Scenario(

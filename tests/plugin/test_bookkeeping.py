@@ -58,9 +58,16 @@ class Books:
 
     def __call__(self, *words: str, state: bool = True) -> subprocess.CompletedProcess[str]:
         place = [f"--state={self.state}"] if state else []
+        url = self.emulator.management_url if self.emulator else NOWHERE
+        urls = {"PYTEST_RUNPOD_MANAGEMENT_URL": url, "PYTEST_RUNPOD_JOBS_URL": url}
         return subprocess.run(
             [sys.executable, "-m", "pytest_runpod", "ledger", *words, *place],
-            env={**os.environ, "RUNPOD_API_KEY": "rpa_test_key", "XDG_STATE_HOME": str(self.state.parent / "home")},
+            env={
+                **os.environ,
+                **urls,
+                "RUNPOD_API_KEY": "rpa_test_key",
+                "XDG_STATE_HOME": str(self.state.parent / "home"),
+            },
             capture_output=True,
             text=True,
             check=False,

@@ -99,7 +99,7 @@ class Output:
         matcher = Matcher.of([])
         deaths = [line for line in self.lines if line["kind"] == "died"]
         found: dict[str, list[tuple[str, str]]] = {}
-        for one in matcher.final([*report_lines(self.files["junit.xml"]), *deaths]):
+        for one in matcher.final("att", [*report_lines(self.files["junit.xml"]), *deaths]):
             phases = [
                 (report["when"], "xfail" if "wasxfail" in report else report["outcome"]) for report in one.reports
             ]
