@@ -25,6 +25,7 @@ from pytest_runpod.core.limits import (
 from pytest_runpod.core.money import MicroUsd
 from pytest_runpod.core.receipt import Receipt
 from pytest_runpod.core.reconcile import Arrived, NoTrace, fate_of_submission
+from pytest_runpod.core.wire import session_digest
 from pytest_runpod.errors import (
     FateUnknown,
     PayloadRefused,
@@ -173,7 +174,8 @@ class Deployment:
         receipt = self.file.read()
         self._insist_on_time(receipt)
         self.reserve(receipt.run, Stage.JOB)
-        self._note(Event.SUBMIT_SENT, nonce=str(job_input["nonce"]))
+        digest = session_digest(job_input["session"], job_input["env"])
+        self._note(Event.SUBMIT_SENT, nonce=str(job_input["nonce"]), session_sha256=digest)
         try:
             job = self._submit(job_input)
         except FateUnknown as lost:

@@ -21,13 +21,14 @@ from pytest_runpod.core.limits import EXECUTION_TIMEOUT_S, JOB_TTL_S, PRICE_CEIL
 from pytest_runpod.core.manifest import Payload
 from pytest_runpod.core.money import MicroUsd, format_usd
 from pytest_runpod.core.receipt import Receipt
-from pytest_runpod.core.wire import endpoint_env, job_input
+from pytest_runpod.core.wire import Session, endpoint_env, job_input, session_digest
 from pytest_runpod.endpoint import Deployment
 from pytest_runpod.errors import (
     ApprovalRefused,
     ExitCode,
     PayloadRefused,
     ProviderError,
+    ReceiptRefused,
     RunpodError,
     SettingsRefused,
     WorkerFailed,
@@ -226,14 +227,8 @@ class RemoteRun:
             return self.job
         assert self.deployment is not None
         self.sent = Submitted(payload.sha256, self.clock.token(), stayed)
-        session = selection.make_session(
-            self.config, self.settings, self.items, self.words, payload.paths, self.deselected
-        )
-        env = {name: os.environ[name] for name in self.settings.env if name in os.environ}
-        self.config.hook.pytest_runpod_test_env(config=self.config, env=env)
-        value = job_input(
-            payload, session, {name: env[name] for name in self.settings.env if name in env}, self.sent.nonce
-        )
+        session, env = self._question(payload)
+        value = job_input(payload, session, env, self.sent.nonce)
         size = len(canonical_json(run_body(value, Policy(EXECUTION_TIMEOUT_S, JOB_TTL_S))))
         result_store.save(self.results.folder, "manifest.json", payload.manifest)
         self.job = self.deployment.submit(value, size)
@@ -246,7 +241,8 @@ class RemoteRun:
     def _attach(self, given: Receipt, payload: Payload, ledger: Ledger) -> None:
         """Take up the job of a run that died: its saved result, or the job itself. Nothing is paid again.
 
-        Raises: ApprovalRefused: this is not the source that it ran. WorkerFailed: nothing of it is left.
+        Raises: ApprovalRefused: this is not the source that it ran. ReceiptRefused: it was asked something else.
+            WorkerFailed: nothing of it is left.
         """
         assert self.file is not None
         if given.payload_sha256 != payload.sha256:
@@ -255,6 +251,8 @@ class RemoteRun:
                 looked_at=f"the receipt: payload_sha256 {given.payload_sha256}; here: {payload.sha256}",
                 todo="go back to that source, or run anew without --runpod-receipt",
             )
+        session, env = self._question(payload)
+        self._insist_on_the_same_question(given, session_digest(session.to_json(), env))
         self.attached = True
         with self.file.lock(wait_s=ATTACH_WAIT_S):  # a watchdog that cleans up just now saves the result first
             given = self.file.read()
@@ -265,6 +263,24 @@ class RemoteRun:
             self.deployment = self._deployment(ledger, PRICE_CEILING)
         self.facts["attached"] = f"to the job of {given.run}; nothing was run or paid again"
         self.say(f"{given.run}: " + ("its saved result is replayed" if self.replayed else "following its job"))
+
+    def _question(self, payload: Payload) -> tuple[Session, dict[str, str]]:
+        """What the worker is asked to run, and the variables that it gets by name."""
+        session = selection.make_session(
+            self.config, self.settings, self.items, self.words, payload.paths, self.deselected
+        )
+        env = {name: os.environ[name] for name in self.settings.env if name in os.environ}
+        self.config.hook.pytest_runpod_test_env(config=self.config, env=env)
+        return session, {name: env[name] for name in self.settings.env if name in env}
+
+    def _insist_on_the_same_question(self, given: Receipt, digest: str) -> None:
+        if given.session_sha256 != digest:
+            raise ReceiptRefused(
+                "The job of that receipt was asked something else: other tests, arguments or variables. "
+                "Nothing was run, nothing more is billed.",
+                looked_at=f"{given.run}, and this command line with its ini file and environment",
+                todo="give the same command line as then, and --runpod-receipt; or run anew without it",
+            )
 
     def _resumed(self) -> Job:
         assert self.deployment is not None

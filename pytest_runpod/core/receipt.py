@@ -45,6 +45,7 @@ class Receipt:
     endpoint_id: str | None = None
     job_id: str | None = None
     nonce: str | None = None
+    session_sha256: str | None = None  # of what the job was asked to run: selection, arguments, values of variables
     cleanup_confirmed: bool = False
     trouble: str = ""
     log: tuple[str, ...] = field(default=())
@@ -113,11 +114,11 @@ class Receipt:
             raise ValueError(f"the name does not begin with {NAME_PREFIX}")
         where = (self.where.kind, self.where.management_url, self.where.jobs_url)
         texts = (self.run, self.payload_sha256, self.worker_sha256, self.ledger, self.trouble, self.account, *where)
-        optional = (self.endpoint_id, self.job_id, self.nonce)
+        optional = (self.endpoint_id, self.job_id, self.nonce, self.session_sha256)
         if not all(isinstance(text, str) for text in (*texts, *self.log)):
             raise ValueError("a text is none")
         if not all(text is None or isinstance(text, str) for text in optional):
-            raise ValueError("endpoint_id, job_id and nonce must be text or null")
+            raise ValueError("endpoint_id, job_id, nonce and session_sha256 must be text or null")
         if not all(type(moment) in (int, float) for moment in (self.created_at, self.deadline_at)):
             raise ValueError("created_at and deadline_at must be seconds")
         if self.cleanup_confirmed is not (self.phase is Phase.CLEAN):

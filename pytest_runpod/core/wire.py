@@ -121,6 +121,11 @@ def job_input(payload: Payload, session: Session, env: Mapping[str, str], nonce:
     }
 
 
+def session_digest(session: Mapping[str, Any], env: Mapping[str, str]) -> str:
+    """The digest of what a job is asked to run: by it a later run knows whether a result answers its own question."""
+    return hashlib.sha256(canonical_json({"session": dict(session), "env": dict(env)})).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A window of report lines of a running attempt, and where it stands."""

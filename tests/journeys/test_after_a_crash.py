@@ -111,7 +111,7 @@ def test_a_result_that_nobody_fetched_is_saved_and_replayed_without_paying_again
     emulator = serve()
     project.write(test_it=TWO)
     digest = project.digest()
-    process = started(project, emulator, eventually)
+    process = started(project, emulator, eventually, "-rA")
     emulator.tell("faults", {"rules": [{"kind": "hold", "path": "/v2/[^/]+/status/[^/]+"}]})
     eventually(lambda: emulator.ask("alive")["jobs"] == [])  # it has ended, and the run does not know
     kill(process)
@@ -121,7 +121,11 @@ def test_a_result_that_nobody_fetched_is_saved_and_replayed_without_paying_again
     (receipt,) = project.receipts()
     assert receipt.events[-4:] == ("job_final", "result_saved", "cleanup_started", "cleanup_confirmed")
     before, reserved = len(emulator.requests_seen()), project.reserved()
-    again = project.remote(f"--approved-sha={digest}", f"--runpod-receipt={receipt_file(project)}", "-rA")
+    receipt_option = f"--runpod-receipt={receipt_file(project)}"
+    other = project.run(project.remote(f"--approved-sha={digest}", receipt_option, "-rA", "-k", "one"), emulator)
+    assert other.returncode == 4, other.stdout
+    assert "was asked something else" in other.stdout
+    again = project.remote(f"--approved-sha={digest}", receipt_option, "-rA")
     done = project.run(again, emulator)
     assert done.returncode == 1, done.stdout
     assert "PASSED test_it.py::test_one" in done.stdout
