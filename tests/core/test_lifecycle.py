@@ -54,7 +54,22 @@ def test_a_lost_create_is_remembered_through_clean_up():
     assert not RECEIPT.create_uncertain
 
 
-@pytest.mark.parametrize("change", [{"schema": 2}, {"more": 1}, {"phase": "elsewhere"}, {"where": {"kind": "x"}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"more": 1},
+        {"phase": "elsewhere"},
+        {"where": {"kind": "x"}},
+        {"name": "somebody-elses"},
+        {"log": [1]},
+        {"deadline_at": None},
+        {"endpoint_id": 5},
+        {"cleanup_confirmed": True},
+        {"where": None},
+        {"trouble": []},
+    ],
+)
 def test_a_receipt_of_another_kind_is_refused(change):
     with pytest.raises(ValueError):
         Receipt.from_json({**RECEIPT.to_json(), **change})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -74,17 +75,36 @@ def test_without_a_watchdog_nothing_is_created(project, serve):
     assert emulator.requests_seen("POST") == []
 
 
-def test_a_receipt_that_was_damaged_meanwhile_does_not_keep_the_endpoint_alive(project, serve, eventually, watchdogs):
+@pytest.mark.parametrize("change", [None, {"deadline_at": None}, {"log": [1]}, {"name": "somebody-else-0"}])
+def test_a_receipt_that_was_damaged_meanwhile_does_not_keep_the_endpoint_alive(
+    project, serve, eventually, watchdogs, change
+):
     emulator = serve(foreign_endpoints=1)
     project.write(test_it=SLOW)
     process = started(project, emulator, eventually)
-    receipt_file(project).write_text("{")
+    path = receipt_file(project)
+    damaged = "{" if change is None else json.dumps({**json.loads(path.read_text()), **change})
+    path.write_text(damaged)
     kill(process)
     eventually(lambda: emulator.ours() == [])
-    assert receipt_file(project).read_text() == "{"
+    assert path.read_text() == damaged
     assert emulator.foreign() == 1
     for watchdog in watchdogs(project.state):
         os.kill(watchdog, signal.SIGKILL)
+
+
+def test_a_full_disk_does_not_keep_the_watchdog_from_deleting(project, serve, eventually, watchdogs):
+    emulator = serve()
+    project.write(test_it=SLOW)
+    process = started(project, emulator, eventually)
+    (watchdog,) = watchdogs(project.state)
+    resource.prlimit(watchdog, resource.RLIMIT_FSIZE, (0, 0))  # it cannot write a byte any more
+    kill(process)
+    eventually(lambda: emulator.ours() == [])
+    assert Path(f"/proc/{watchdog}").exists()
+    os.kill(watchdog, signal.SIGKILL)
+    reaped = project.run(command(project, "reap", f"--state={project.state}"), emulator)
+    assert "cleanup_confirmed: true" in reaped.stdout
 
 
 def test_at_the_deadline_the_watchdog_deletes_under_a_run_that_lives_and_the_run_says_so(project, serve, eventually):

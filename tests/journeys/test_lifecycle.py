@@ -100,6 +100,19 @@ def test_a_signal_deletes_before_pytest_ends(project, serve, eventually, number,
     assert project.reserved() == 2_360_000
 
 
+def test_under_nohup_a_hangup_is_no_reason_to_end(project, serve, eventually):
+    emulator = serve()
+    project.write(test_it=SLOW)
+    process = project.start(["nohup", *approved(project)], emulator)
+    eventually(lambda: any(receipt.job_id for receipt in project.receipts()))
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "received SIGHUP" not in output
+    assert project.receipts()[0].cleanup_confirmed
+
+
 EXPLODES = """
 import os
 def pytest_runtest_logreport(report):
