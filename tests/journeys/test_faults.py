@@ -22,16 +22,12 @@ SLICE = (
     "request: create, cut before",
     "request: submit, 500 after effect",
     "request: submit, 503",
-    "request: delete, answer too late",
     "request: fresh list, garbage",
     "request: confirm by 404, truncated",
-    "request: catalog, 429",
     "signal: SIGKILL after create",
     "signal: SIGTERM at reservation",
     "signal: SIGINT before delete",
     "signal: SIGHUP at report",
-    "account: the worker dies once",
-    "account: deletion has no effect",
     "account: our id under another name",
 )
 

@@ -74,18 +74,7 @@ def running(project, emulator, eventually, *arguments):
     return process
 
 
-def test_after_kill_9_the_watchdog_deletes_and_the_receipt_says_so(project, serve, eventually):
-    emulator = serve(foreign_endpoints=1)
-    project.write(test_it=SLOW)
-    process = running(project, emulator, eventually)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    eventually(lambda: emulator.ours() == [] and emulator.ask("alive")["pids"] == [])
-    eventually(lambda: all(receipt.cleanup_confirmed for receipt in project.receipts()))
-    assert emulator.foreign() == 1
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143)])
 def test_a_signal_deletes_before_pytest_ends(project, serve, eventually, number, code):
     emulator = serve()
     project.write(test_it=SLOW)
@@ -212,16 +201,6 @@ def test_trouble_is_one_readable_error_and_nothing_is_left(project, serve, fault
     assert emulator.foreign() == 1
     assert all(receipt.cleanup_confirmed for receipt in project.receipts())
     assert "Traceback" not in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("kind", ["lose_answer", "fail_after", "truncate", "garbage"])
-def test_a_create_whose_answer_is_lost_is_found_by_its_name_and_the_run_goes_on(project, serve, kind):
-    emulator = serve(rules=[{"kind": kind, "method": "POST", "path": "/v2/serverless"}])
-    project.write(test_it="def test_it(): pass\n")
-    done = project.run(approved(project), emulator)
-    assert done.returncode == 0, done.stdout
-    assert len([one for one in emulator.requests_seen("POST") if one == "POST /v2/serverless"]) == 1
-    assert emulator.ours() == []
 
 
 def test_a_conftest_may_replace_a_session_fixture(project, serve):
