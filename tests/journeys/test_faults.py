@@ -1,4 +1,4 @@
-"""A slice of all faults: some kinds of the wire, some signals and accounts, each at another step. `benchmarks/faults.py` plays the rest."""
+"""A slice of all faults, each at another step. `benchmarks/faults.py` plays them all."""
 
 import importlib.util
 import sys
