@@ -34,7 +34,6 @@ QUEUE_TIMEOUT_S: Final = 600  # a job may wait so long for a worker; then the re
 CRASHING_S: Final = 45  # workers that look crashed for so long are a crash loop
 REQUEST_TIMEOUT_S: Final = 60  # for one answer of the provider
 OUTAGE_S: Final = 60  # so long the provider may give no answer while a job runs
-RETENTION_S: Final = 1800  # provider: results of `/run` are kept so long. Source: RunPod, job states
 EXIT_GRACE_S: Final = 10  # pytest has finished, its process has not: then it is ended
 
 # --- Money.
