@@ -18,7 +18,8 @@ class Rule:
     `lose_answer` (the effect happens, the connection is cut), `fail_after` (the effect happens, the answer is 500), `delay`
     (*seconds*, then as usual: the effect is late), `delay_answer` (the effect happens at once, its answer *seconds* later),
     `garbage` (the effect happens, the answer is no JSON), `truncate` (the effect happens, the answer ends in the middle),
-    `hold` and `hold_answer` (as the delays, until `POST /_emulator/release`).
+    `hold` and `hold_answer` (as the delays, until `POST /_emulator/release`), `trickle` (the effect happens, its answer comes
+    byte by byte, one in *seconds*).
     """
 
     kind: str
@@ -35,7 +36,7 @@ class Rule:
 
 KINDS = frozenset({
     "refuse", "status", "disconnect", "lose_answer", "fail_after", "delay", "delay_answer", "garbage", "truncate", "hold",
-    "hold_answer",
+    "hold_answer", "trickle",
 })  # fmt: skip
 
 

@@ -106,6 +106,8 @@ class WireFaults:
             await self._pause(rule, entry)
             for message in swallowed:
                 await send(message)
+        elif rule.kind == "trickle":
+            await _trickle(send, status, body, rule.seconds)
         elif rule.kind == "fail_after":
             await _answer(send, 500, b'{"title": "fault", "status": 500, "detail": "injected"}', rule)
         elif rule.kind == "garbage":
@@ -127,6 +129,15 @@ async def _cut(send: Any, status: int, begun: bytes, size: int) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(size + 100).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": begun, "more_body": True})
+
+
+async def _trickle(send: Any, status: int, body: bytes, seconds: float) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    for position in range(len(body)):
+        await asyncio.sleep(seconds)
+        await send({"type": "http.response.body", "body": body[position : position + 1], "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _answer(send: Any, status: int, body: bytes, rule: Rule) -> None:

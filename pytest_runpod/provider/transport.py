@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import requests
@@ -21,6 +23,9 @@ RETRIES: Final = 3  # of GET and DELETE only; a POST is never sent twice
 BACKOFF_S: Final = 1.0
 RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 MAX_RETRY_AFTER_S: Final = 30.0
+CLOSING_S: Final = 1.0  # more than its own timeouts an exchange gets before it is left behind
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +68,19 @@ class Transport:
     def first_events(self, url: str, params: Mapping[str, str], *, pause_s: float = 2.0) -> list[Mapping[str, Any]]:
         """Read server-sent events until none has come for *pause_s* seconds. Raises: ProviderError: no such stream."""
         found: list[Mapping[str, Any]] = []
-        until = time.monotonic() + self._read_s
-        try:
+
+        def read() -> None:
             with self._session.get(url, params=params, timeout=(CONNECT_S, pause_s), stream=True) as response:
                 if not response.ok:
                     raise refused("GET", url, Answer(response.status_code, None), "The log cannot be read.")
                 for line in response.iter_lines():
                     if line.startswith(b"data:") and isinstance(event := json.loads(line[5:]), dict):
                         found.append(event)
-                    if time.monotonic() > until:
-                        break
-        except (requests.exceptions.RequestException, ValueError):
-            return found  # the pause: what came until then is the log
+
+        try:
+            _within(self._read_s, read)
+        except (requests.exceptions.RequestException, ValueError, concurrent.futures.TimeoutError):
+            return list(found)  # the pause: what came until then is the log
         return found
 
     def delete(self, url: str) -> Answer:
@@ -108,13 +114,14 @@ class Transport:
         return self._exchange(method, url, **arguments)[0]
 
     def _exchange(self, method: str, url: str, **arguments: Any) -> tuple[Answer, float | None]:
-        until = time.monotonic() + self._read_s
-        timeout = (min(CONNECT_S, self._read_s), self._read_s)
+        connect_s = min(CONNECT_S, self._read_s)
+
+        def exchange() -> requests.Response:
+            timeout = (connect_s, self._read_s)
+            return self._session.request(method, url, timeout=timeout, allow_redirects=False, **arguments)
+
         try:
-            with self._session.request(
-                method, url, timeout=timeout, allow_redirects=False, stream=True, **arguments
-            ) as response:
-                content = _read_until(response, until)
+            response = _within(connect_s + self._read_s + CLOSING_S, exchange)
         except (
             requests.exceptions.ConnectTimeout,
             requests.exceptions.InvalidURL,
@@ -125,26 +132,33 @@ class Transport:
             if _never_left(lost):
                 raise _unreachable(method, url) from lost
             raise _lost(method, url) from lost
-        except requests.exceptions.RequestException as lost:
+        except (requests.exceptions.RequestException, concurrent.futures.TimeoutError) as lost:
             raise _lost(method, url) from lost
-        return Answer(response.status_code, _body(method, url, response, content)), _retry_after(response)
+        return Answer(response.status_code, _body(method, url, response)), _retry_after(response)
 
 
-def _read_until(response: requests.Response, until: float) -> bytes:
-    """Read a whole answer; one that trickles is as lost as one that never comes."""
-    pieces = []
-    for piece in response.iter_content(1 << 10):
-        pieces.append(piece)
-        if time.monotonic() > until:
-            raise requests.exceptions.ReadTimeout("the answer trickles")
-    return b"".join(pieces)
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """Do *work* in a thread that is left behind when it takes longer: a read timeout starts again with every byte.
+
+    Raises: concurrent.futures.TimeoutError: it took longer. Whatever *work* raises.
+    """
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised again where somebody waits for it
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="exchange", daemon=True).start()
+    return done.result(seconds)
 
 
-def _body(method: str, url: str, response: requests.Response, content: bytes) -> Any:
-    if not content:
+def _body(method: str, url: str, response: requests.Response) -> Any:
+    if not response.content:
         return None
     try:
-        return json.loads(content)
+        return json.loads(response.content)
     except (ValueError, RecursionError):
         if response.ok:
             raise _lost(method, url) from None

@@ -1,5 +1,9 @@
 """What a failing request means: it never left, it was refused, or its fate is unknown. Against the emulator, over HTTP."""
 
+import contextlib
+import socket
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -49,6 +53,33 @@ def test_a_lost_answer_of_a_create_is_of_unknown_fate_and_the_endpoint_is_there(
     with pytest.raises(FateUnknown):
         client.create_endpoint(SPEC)
     assert emulator.ours() == ["pytest-runpod-test"]
+
+
+def test_an_answer_that_trickles_for_ever_is_lost_as_one_that_never_comes(serve):
+    emulator = serve(rules=[{"kind": "trickle", "method": "POST", "path": "/v2/serverless", "seconds": 0.2}])
+    client = RunPod(Transport("rpa_test_key", read_s=0.5), emulator.management_url, emulator.jobs_url)
+    with pytest.raises(FateUnknown, match="is not sent again"):
+        client.create_endpoint(SPEC)
+    assert emulator.ours() == ["pytest-runpod-test"]
+    assert client.list_endpoints() != ()
+
+
+def test_headers_that_trickle_for_ever_are_an_answer_that_never_comes():
+    def drip(connection):
+        with connection, contextlib.suppress(OSError):  # the client has left
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while True:
+                connection.sendall(b"X-Nothing: 1\r\n")
+                time.sleep(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dripping = threading.Thread(target=lambda: drip(server.accept()[0]), daemon=True)
+        dripping.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(FateUnknown):
+            RunPod(Transport("k", read_s=0.5), url, url).create_endpoint(SPEC)
+    dripping.join(30)  # http.client takes a hundred headers and no more
+    assert not dripping.is_alive()
 
 
 def test_reads_and_deletes_are_repeated_and_posts_are_not(serve):
