@@ -59,6 +59,7 @@ def clean_receipt(
     *,
     wait: Callable[[float], object] = time.sleep,
     rescue: bool = False,
+    patience_s: float = ANOTHER_S,
 ) -> Receipt:
     """Remove what the receipt in *file* owns, and write into it how that went. One cleaner at a time.
 
@@ -66,9 +67,10 @@ def clean_receipt(
 
     Args:
         rescue: save the result of a job that has ended before its endpoint is deleted: the run that waited for it is gone.
+        patience_s: how long another cleaner of this receipt is waited for.
     Raises: CleanupUnresolved: it is not certain that nothing is left; the receipt then says `unresolved`, and why.
     """
-    with _alone(file):
+    with _alone(file, patience_s):
         receipt = file.read()
         if receipt.cleanup_confirmed:
             return receipt
@@ -129,10 +131,26 @@ def state_absence(file: ReceiptFile, provider: Provider, now: Callable[[], str],
     return clean_receipt(file, provider, now)
 
 
+def state_end(file: ReceiptFile, now: Callable[[], str], reason: str) -> Receipt:
+    """Take a person's word that an emulator has ended, and with it everything that it had made: nobody can be asked any more."""
+    with _alone(file):
+        receipt = file.read()
+        if receipt.cleanup_confirmed:
+            return receipt
+        for event, note in (
+            (Event.CLEANUP_STARTED, "its emulator does not answer"),
+            (Event.CLEANUP_DOUBTED, ""),
+            (Event.ABSENCE_STATED, reason),
+            (Event.CLEANUP_STARTED, ""),
+        ):
+            receipt = receipt.after(event, now(), note)
+        return file.write(receipt.after(Event.CLEANUP_CONFIRMED, now(), trouble=""))
+
+
 @contextmanager
-def _alone(file: ReceiptFile) -> Iterator[None]:
+def _alone(file: ReceiptFile, patience_s: float = ANOTHER_S) -> Iterator[None]:
     try:
-        with file.lock(wait_s=ANOTHER_S):
+        with file.lock(wait_s=patience_s):
             yield
     except StillLocked as busy:
         raise CleanupUnresolved(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pytest_runpod.core.leftovers import Standing, standing
 from pytest_runpod.core.receipt import Receipt, Where
@@ -42,7 +43,9 @@ def insist_on_certainty(state: Path, where: Where, now: float, but: Path | None 
     doubtful = [
         found
         for found in _all(state, now)
-        if found.may_cost and found.file.path != but and found.receipt.where.management_url == where.management_url
+        if found.may_cost
+        and found.file.path != but
+        and same_place(found.receipt.where.management_url, where.management_url)
     ]
     if doubtful:
         raise CleanupUnresolved(
@@ -52,6 +55,21 @@ def insist_on_certainty(state: Path, where: Where, now: float, but: Path | None 
             ),
             todo="run `pytest-runpod reap` until it confirms, then run again",
         )
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two URLs lead to one place, however they are written.
+
+    >>> same_place("https://API.example/", "https://api.example:443"), same_place("http://localhost:1", "http://127.0.0.1:1")
+    (True, True)
+    """
+    return _place(one) == _place(other)
+
+
+def _place(url: str) -> tuple[str, str, int | None, str]:
+    parts = urlsplit(url)
+    host = "localhost" if parts.hostname in ("127.0.0.1", "::1") else parts.hostname or ""
+    return parts.scheme, host, parts.port or {"http": 80, "https": 443}.get(parts.scheme), parts.path.rstrip("/")
 
 
 def _all(state: Path, now: float) -> Iterator[Found]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_runpod.cleanup import clean_receipt, state_absence
+from pytest_runpod.cleanup import clean_receipt, state_absence, state_end
 from pytest_runpod.core.leftovers import Standing
-from pytest_runpod.core.receipt import NAME_PREFIX
-from pytest_runpod.errors import ExitCode, ReceiptDamaged, RunpodError, worse
+from pytest_runpod.core.receipt import NAME_PREFIX, Receipt
+from pytest_runpod.errors import CleanupUnresolved, ExitCode, ReceiptDamaged, RunpodError, worse
 from pytest_runpod.leftovers import look_at
 from pytest_runpod.provider.api import Endpoint, Provider
 from pytest_runpod.store.receipts import ReceiptFile, all_receipts
-from pytest_runpod.wiring import SystemClock, reconnect
+from pytest_runpod.wiring import SystemClock, has_ended, reconnect
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,25 @@ def clean_one(file: ReceiptFile, environ: Mapping[str, str], absent: str | None 
     clock = SystemClock()
     try:
         receipt = file.read()
-        if absent is not None:
+        if not receipt.cleanup_confirmed and has_ended(receipt.where):
+            receipt = _end(file, receipt, absent)
+        elif absent is not None:
             receipt = state_absence(file, reconnect(receipt, environ), clock.iso, absent)
         elif not receipt.cleanup_confirmed:
             receipt = clean_receipt(file, reconnect(receipt, environ), clock.iso, rescue=True)
     except RunpodError as error:
         return Line(f"{file.path}: {error}", error.exit_code)
     return Line(f"{receipt.name}: cleanup_confirmed: {str(receipt.cleanup_confirmed).lower()}")
+
+
+def _end(file: ReceiptFile, receipt: Receipt, absent: str | None) -> Receipt:
+    if absent is not None:
+        return state_end(file, SystemClock().iso, absent)
+    raise CleanupUnresolved(
+        f"The emulator that made {receipt.name} has ended, so nobody can be asked. Nothing was changed.",
+        looked_at=f"{receipt.where.management_url}: nobody listens there",
+        todo=f"if it is not served again: `pytest-runpod cleanup --receipt {file.path} --absent --reason TEXT`",
+    )
 
 
 def reap(state: Path, environ: Mapping[str, str]) -> Iterator[Line]:

@@ -17,14 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pytest_runpod.cleanup import clean_receipt, clean_up
+from pytest_runpod.cleanup import ANOTHER_S, clean_receipt, clean_up
 from pytest_runpod.core.receipt import Receipt
-from pytest_runpod.core.watch import Step, next_step
+from pytest_runpod.core.watch import Step, next_step, steady
 from pytest_runpod.errors import CleanupUnresolved, ReceiptDamaged, StillLocked
 from pytest_runpod.store.receipts import ReceiptFile
 from pytest_runpod.wiring import STAY, WATCHING, SystemClock, describe_failure, reconnect
 
 TICK_S: Final = 1.0
+LATE_S: Final = 5.0  # after the deadline another cleaner is waited for no longer than this
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def watch(file: ReceiptFile, watched: Receipt, lifeline: Lifeline) -> int:
     """Wait for the deadline or the end of the run, then clean up until it is confirmed."""
-    clock = SystemClock()
+    clock = _SteadyClock()
     tried_at: float | None = None
     _say(clock, f"watching {file.path.name}: {watched.name}, {watched.deadline_at - clock.now():.0f} s to its deadline")
     while True:
@@ -61,10 +62,20 @@ def watch(file: ReceiptFile, watched: Receipt, lifeline: Lifeline) -> int:
             return 1
         if step is Step.CLEAN:
             _say(clock, "the run has ended without clean-up" if ended else "the deadline has come")
-            if _cleaned(file, watched, clock):
+            if _cleaned(file, watched, clock, late=clock.now() >= receipt.deadline_at):
                 continue
             tried_at = clock.now()
         lifeline.wait(TICK_S)
+
+
+class _SteadyClock(SystemClock):
+    """One that does not go back."""
+
+    def __init__(self) -> None:
+        self._began, self._counted = super().now(), self.counter()
+
+    def now(self) -> float:
+        return steady(super().now(), self._began, self.counter() - self._counted)
 
 
 class Lifeline:
@@ -118,15 +129,16 @@ def _read(file: ReceiptFile, watched: Receipt) -> Receipt:
     return replace(now, deadline_at=min(now.deadline_at, watched.deadline_at))
 
 
-def _cleaned(file: ReceiptFile, watched: Receipt, clock: SystemClock) -> bool:
+def _cleaned(file: ReceiptFile, watched: Receipt, clock: SystemClock, *, late: bool) -> bool:
+    patience_s = LATE_S if late else ANOTHER_S
     try:
-        clean_receipt(file, reconnect(watched, os.environ), clock.iso, rescue=True)
+        clean_receipt(file, reconnect(watched, os.environ), clock.iso, rescue=True, patience_s=patience_s)
     except CleanupUnresolved as unresolved:
         _say(clock, describe_failure(unresolved))
-        if isinstance(unresolved.__cause__, StillLocked) and clock.now() >= watched.deadline_at:
+        if late and isinstance(unresolved.__cause__, StillLocked):
             return _gone_without_receipt(
                 watched, clock
-            )  # who holds the lock is stopped, or hangs: deleting twice is no error
+            )  # who holds it is stopped, or hangs; deleting twice is no error
         return False
     except Exception as error:  # noqa: BLE001 - a full disk, a damaged receipt, a slip of ours: the endpoint must go all the same
         _say(clock, f"{describe_failure(error)}\n  going on with what the receipt said when this began")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Final
+from urllib.parse import urlsplit
 
 import platformdirs
 
@@ -32,6 +34,7 @@ from pytest_runpod.store.receipts import ReceiptFile
 
 STOP_S: Final = 20.0
 WATCHDOG_START_S: Final = 60.0
+ANSWER_S: Final = 5.0  # for a connection to an emulator, which lives on this machine or near it
 WATCHING: Final = "watching"  # what a watchdog says once it watches
 STAY: Final = "stay"  # what it is told when the process that started it may end
 DETACHED: Final = 0x208 if sys.platform == "win32" else 0  # CREATE_NEW_PROCESS_GROUP | DETACHED_PROCESS
@@ -45,6 +48,12 @@ class SystemClock:
 
     def iso(self) -> str:
         return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def counter(self) -> float:
+        """Seconds from some moment on, which nobody can set; where the system tells, a sleeping machine's time counts too."""
+        if sys.platform == "linux":
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.monotonic()
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -151,6 +160,20 @@ def reconnect(receipt: Receipt, environ: Mapping[str, str]) -> Provider:
         )
     insist_on_account(receipt, receipt.where, key)
     return _client(receipt.where, Transport(key, read_s=_request_timeout(environ)))
+
+
+def has_ended(where: Where) -> bool:
+    """Whether *where* is an emulator, and nobody listens there any more: what it had made has ended with it."""
+    if where.kind != "emulator":
+        return False
+    address = urlsplit(where.management_url)
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 80), ANSWER_S):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
 
 
 def fingerprint(run: str, key: str) -> str:

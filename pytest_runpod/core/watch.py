@@ -18,6 +18,19 @@ class Step(Enum):
     GIVE_UP = "give up"
 
 
+def steady(wall: float, began: float, passed: float) -> float:
+    """The time by which a deadline is judged: a clock that is set back must not make an endpoint live longer.
+
+    Args:
+        wall: seconds since the epoch, as the clock says now. began: the same when watching began. passed: seconds since then,
+            by a counter that nobody can set.
+
+    >>> steady(1000.0, began=1000.0, passed=90.0), steady(5000.0, began=1000.0, passed=90.0)
+    (1090.0, 5000.0)
+    """
+    return max(wall, began + passed)
+
+
 def next_step(receipt: Receipt, now: float, *, run_ended: bool, tried_at: float | None) -> Step:
     """Choose: clean up once the run has ended or the deadline has come, again and again, until it is confirmed.
 

@@ -7,7 +7,7 @@ import pytest
 from pytest_runpod.core.leftovers import Standing, standing
 from pytest_runpod.core.lifecycle import Phase
 from pytest_runpod.core.receipt import Receipt, Where
-from pytest_runpod.core.watch import GIVE_UP_S, RETRY_S, Step, next_step
+from pytest_runpod.core.watch import GIVE_UP_S, RETRY_S, Step, next_step, steady
 
 OPEN = Receipt(
     run="r", name="pytest-runpod-1", where=Where("runpod", "https://m", "https://j"), payload_sha256="p", worker_sha256="w",
@@ -33,6 +33,10 @@ CLEAN = replace(OPEN, phase=Phase.CLEAN, cleanup_confirmed=True)
 )
 def test_it_waits_acts_and_ends(receipt, now, run_ended, tried_at, step):
     assert next_step(receipt, now, run_ended=run_ended, tried_at=tried_at) is step
+
+
+def test_a_clock_that_is_set_back_does_not_move_the_deadline():
+    assert next_step(OPEN, steady(-90_000, began=0, passed=1800), run_ended=False, tried_at=None) is Step.CLEAN
 
 
 @pytest.mark.parametrize(
