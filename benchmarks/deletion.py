@@ -65,7 +65,7 @@ def once(command: list[str], name: str, project: Project, emulator: ServedEmulat
         process.kill()
         process.communicate()
         began = time.monotonic()
-        project.run([*project.command()[:2], "pytest_runpod", "reap", f"--state={project.state}"], emulator)
+        project.run(project.runpod("reap", f"--state={project.state}"), emulator)
     else:
         began = time.monotonic()
         process.send_signal(getattr(signal, name))

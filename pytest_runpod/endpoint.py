@@ -273,7 +273,6 @@ class Deployment:
                 raise WorkerFailed(found.cause, looked_at=f"/status of job {job.id}: 404", todo=found.todo)
             yield state
             if state.final:
-                self._note(Event.JOB_FINAL, state.status)
                 return
             queue.look(state)
             if self.clock.now() > receipt.deadline_at - CLEANUP_MARGIN_S:
@@ -286,9 +285,11 @@ class Deployment:
             self.clock.wait(self.pace.poll_s)
 
     def save_result(self, state: Job) -> None:
-        """Put the result beside the receipt, durably: now its endpoint may go."""
-        self.file.save_result(state)
-        self._note(Event.RESULT_SAVED)
+        """Write down that the job has ended, and put what it gave beside the receipt, durably: now its endpoint may go."""
+        self._note(Event.JOB_FINAL, state.status)
+        if state.output is not None:
+            self.file.save_result(state)
+            self._note(Event.RESULT_SAVED)
 
     def cancel(self, job: Job) -> None:
         assert self.endpoint is not None

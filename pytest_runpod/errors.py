@@ -128,6 +128,12 @@ class ResultsUntrusted(RunpodError):
     exit_code = ExitCode.RESULTS
 
 
+class ResultsUnwritable(RunpodError):
+    """What came back cannot be kept here: a full disk, a folder that is read-only."""
+
+    exit_code = ExitCode.RESULTS
+
+
 class WatchdogFailed(RunpodError):
     """Nobody would delete the endpoint if this process died."""
 

@@ -29,6 +29,7 @@ from pytest_runpod.errors import (
     PayloadRefused,
     ProviderError,
     ReceiptRefused,
+    ResultsUnwritable,
     RunpodError,
     SettingsRefused,
     WorkerFailed,
@@ -383,20 +384,23 @@ class RemoteRun:
                 self.cancel_if_running()
                 self.clean_up()
         finally:
+            self._let_go()
             self.save_cost()
-            if self.watchdog is not None:
-                if not self.cleaned:
-                    self.say(f"the watchdog goes on deleting; its log: {self.watchdog.log}")
-                self.watchdog.end()
-            if self.connection is not None:
-                self.connection.close()
-            self.watchdog = self.connection = None
-            self.hold.close()
+
+    def _let_go(self) -> None:
+        if self.watchdog is not None:
+            if not self.cleaned:
+                self.say(f"the watchdog goes on deleting; its log: {self.watchdog.log}")
+            self.watchdog.end()
+        if self.connection is not None:
+            self.connection.close()
+        self.watchdog = self.connection = None
+        self.hold.close()
 
     def blame(self, error: BaseException) -> None:
-        """Let the exit code of the run know about *error*."""
-        if isinstance(error, RunpodError):
-            self.exit_code = worse(self.exit_code, error.exit_code)
+        """Let the exit code of the run know about *error*; a slip of a hook or a fixture is no failure of a test."""
+        code = error.exit_code if isinstance(error, RunpodError) else ExitCode.INFRASTRUCTURE
+        self.exit_code = worse(self.exit_code, code)
 
     # --- inside
 
@@ -422,12 +426,11 @@ class RemoteRun:
             return
         try:
             log = self.connection.provider.worker_log(self.deployment.endpoint.id) if self.deployment.endpoint else ""
-        except ProviderError as trouble:
+            if log:
+                result_store.save(self.results.folder, WORKER_LOG, log.encode("utf-8", "replace"))
+                self.facts["worker_log"] = str(self.results.folder / WORKER_LOG)
+        except (ProviderError, ResultsUnwritable) as trouble:
             self.say(f"the worker's log cannot be had: {trouble.happened}")
-            return
-        if log:
-            result_store.save(self.results.folder, WORKER_LOG, log.encode("utf-8", "replace"))
-            self.facts["worker_log"] = str(self.results.folder / WORKER_LOG)
 
     @property
     def items(self) -> list[pytest.Item]:

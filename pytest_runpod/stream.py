@@ -18,7 +18,14 @@ from pytest_runpod.core.junit import report_lines
 from pytest_runpod.core.matching import Finished, Key, Matcher
 from pytest_runpod.core.missing import files_missed
 from pytest_runpod.core.wire import Result, is_result, parse_lines, read_progress, read_result
-from pytest_runpod.errors import ExitCode, ResultsUntrusted, WorkerFailed
+from pytest_runpod.errors import (
+    ExitCode,
+    ReceiptUnwritable,
+    ResultsUntrusted,
+    ResultsUnwritable,
+    RunpodError,
+    WorkerFailed,
+)
 from pytest_runpod.options import RunSettings
 from pytest_runpod.provider.api import Job
 from pytest_runpod.report import (
@@ -73,6 +80,7 @@ class Stream:
         self.places: Places | None = None
         self.last_state: Job | None = None
         self.stayed: dict[str, Decision] = {}
+        self.unwritten: RunpodError | None = None  # why something of what came back is not on this disk
         self.warned_here: set[tuple[str | None, str]] = set()  # class and text of what was warned of before the run
 
     def follow(self, states: Iterable[Job], sent: Submitted, save: Callable[[Job], None]) -> Iterator[None]:
@@ -103,13 +111,13 @@ class Stream:
     # --- the final result
 
     def _take_result(self, state: Job, sent: Submitted, save: Callable[[Job], None]) -> Iterator[None]:
-        result_store.save(self.results.folder, "response.json", json.dumps(state.output, indent=1).encode())
-        if state.output is not None:
-            save(state)
+        response = json.dumps(state.output, indent=1).encode()
+        self._kept(lambda: result_store.save(self.results.folder, "response.json", response))
+        self._kept(lambda: save(state))
         result = _verified(state, sent)
         self.results.result = result
         self.results.attempts.add(result.attempt)
-        result_store.save_members(self.results.folder, result.members)
+        self._kept(lambda: result_store.save_members(self.results.folder, result.members))
         self._remember(result, state)
         lines = parse_lines(result.member("reports.jsonl") or b"")
         self._learn(lines)
@@ -132,6 +140,15 @@ class Stream:
                 todo="read logs/ in the results folder; the job was billed",
             )
         yield from self._account_for_the_rest(lines)
+        if self.unwritten is not None:
+            raise self.unwritten
+
+    def _kept(self, write: Callable[[], object]) -> None:
+        """Write something of what came back. That it cannot be written is told at the end: it must not cost the reports."""
+        try:
+            write()
+        except (ResultsUnwritable, ReceiptUnwritable) as full:
+            self.unwritten = self.unwritten or full
 
     def _account_for_the_rest(self, lines: Lines) -> Iterator[None]:
         """Every item without a result becomes an error that says so, unless the run was told to stop."""

@@ -137,6 +137,14 @@ class Project:
     def remote(self, *arguments: str) -> list[str]:
         return self.command("--runpod", *self.ours, "--runpod-output=out", *arguments)
 
+    def approved(self, *arguments: str) -> list[str]:
+        """A remote run of what lies here now, approved."""
+        return self.remote(f"--approved-sha={self.digest(*arguments)}", *arguments)
+
+    def runpod(self, *words: str) -> list[str]:
+        """The command `pytest-runpod`."""
+        return [sys.executable, "-m", "pytest_runpod", *words]
+
     def run(
         self, command: list[str], emulator: ServedEmulator | None = None, **environ: str
     ) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,8 @@
 """What a reader may rely on: the twins are equal, the floors hold, the entry module is light."""
 
 import ast
+import doctest
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -49,6 +51,17 @@ def test_an_unused_plugin_loads_nothing_of_ours_but_its_entry_module(tmp_path):
         [sys.executable, "-m", "pytest", "-q", str(tmp_path)], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_examples_in_docstrings_hold():
+    tried = 0
+    for path in sorted((ROOT / "pytest_runpod").rglob("*.py")):
+        if ">>> " in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            outcome = doctest.testmod(importlib.import_module(name))
+            assert outcome.failed == 0, name
+            tried += outcome.attempted
+    assert tried > 10
 
 
 def test_no_file_is_longer_than_a_reader_can_hold():

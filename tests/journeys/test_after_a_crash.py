@@ -1,27 +1,24 @@
 """What is left of a run that died: its watchdog, its receipt, its result, and what the next run makes of them."""
 
+import fcntl
 import json
 import os
 import resource
 import signal
+import subprocess
+import termios
 from pathlib import Path
 
 import pytest
+
+from pytest_runpod.store.receipts import ReceiptFile
 
 TWO = "def test_one(): pass\ndef test_two():\n    assert 1 == 2\n"
 SLOW = "import time\ndef test_slow(): time.sleep(600)\n"
 
 
-def approved(project, *arguments):
-    return project.remote(f"--approved-sha={project.digest(*arguments)}", *arguments)
-
-
-def command(project, *words):
-    return [*project.command()[:2], "pytest_runpod", *words]
-
-
 def started(project, emulator, eventually, *arguments, **environ):
-    process = project.start(approved(project, *arguments), emulator, **environ)
+    process = project.start(project.approved(*arguments), emulator, **environ)
     eventually(lambda: any(receipt.job_id for receipt in project.receipts()))
     return process
 
@@ -69,7 +66,7 @@ def test_without_a_watchdog_nothing_is_created(project, serve):
         test_it="def test_it(): pass\n",
         conftest="import sys\nif '--runpod' in sys.argv:\n    sys.executable = '/bin/false'\n",
     )
-    done = project.run(approved(project), emulator)
+    done = project.run(project.approved(), emulator)
     assert done.returncode == 12, done.stdout
     assert "did not start. Nothing was created" in done.stdout
     assert emulator.requests_seen("POST") == []
@@ -103,7 +100,7 @@ def test_a_full_disk_does_not_keep_the_watchdog_from_deleting(project, serve, ev
     eventually(lambda: emulator.ours() == [])
     assert Path(f"/proc/{watchdog}").exists()
     os.kill(watchdog, signal.SIGKILL)
-    reaped = project.run(command(project, "reap", f"--state={project.state}"), emulator)
+    reaped = project.run(project.runpod("reap", f"--state={project.state}"), emulator)
     assert "cleanup_confirmed: true" in reaped.stdout
 
 
@@ -122,6 +119,60 @@ def test_at_the_deadline_the_watchdog_deletes_under_a_run_that_lives_and_the_run
     assert process.returncode == 12, output
     assert "INTERNALERROR" not in output
     assert "does not know it any more" in output
+
+
+def test_who_holds_the_receipt_and_never_lets_go_does_not_keep_the_endpoint_alive(
+    project, serve, eventually, watchdogs
+):
+    emulator = serve()
+    project.write(test_it=SLOW)
+    process = started(project, emulator, eventually)
+    path = receipt_file(project)
+    with ReceiptFile(path).lock():
+        value = json.loads(path.read_text())
+        path.write_text(json.dumps({**value, "deadline_at": value["created_at"]}))
+        eventually(lambda: emulator.ours() == [])
+        assert not project.receipts()[0].cleanup_confirmed
+        kill(process)
+    eventually(lambda: project.receipts()[0].cleanup_confirmed)
+
+
+def test_a_terminal_that_is_closed_ends_the_run_and_nothing_is_left(project, serve, eventually):
+    emulator = serve()
+    project.write(test_it=SLOW)
+    terminal, end = os.openpty()
+    process = subprocess.Popen(
+        project.approved(),
+        cwd=project.root,
+        env={**os.environ, **emulator.environ},
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(end)
+    eventually(lambda: any(receipt.job_id for receipt in project.receipts()))
+    os.close(terminal)
+    assert process.wait(60) != 0  # to whom it would be told is gone
+    assert emulator.ours() == []
+    assert project.receipts()[0].cleanup_confirmed
+
+
+def test_a_disk_that_is_full_under_the_run_itself_leaves_nothing_behind(project, serve, eventually):
+    emulator = serve()
+    gate = project.root.parent / "gate"
+    project.write(
+        test_it=f"import os, time\ndef test_it():\n    while not os.path.exists({str(gate)!r}):\n        time.sleep(0.1)\n"
+    )
+    process = started(project, emulator, eventually)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, 0))  # it cannot write a byte any more
+    gate.touch()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 13, output
+    assert "INTERNALERROR" not in output
+    assert "1 passed" in output, output
+    eventually(lambda: emulator.ours() == [] and project.receipts()[0].cleanup_confirmed)
 
 
 # --- the result of a run that died
@@ -186,11 +237,11 @@ def test_a_job_of_other_source_and_a_job_that_is_gone_are_refused_and_nothing_is
     kill(process)
     eventually(lambda: all(receipt.cleanup_confirmed for receipt in project.receipts()))
     receipt = f"--runpod-receipt={receipt_file(project)}"
-    gone = project.run(approved(project, receipt), emulator)
+    gone = project.run(project.approved(receipt), emulator)
     assert gone.returncode == 12, gone.stdout
     assert "nobody has saved its result. Nothing was run" in gone.stdout
     project.write(test_it="def test_it(): pass\n")
-    other = project.run(approved(project, receipt), emulator)
+    other = project.run(project.approved(receipt), emulator)
     assert other.returncode == 10, other.stdout
     assert "ran other source than what is here" in other.stdout
     assert len([one for one in emulator.requests_seen("POST") if one.endswith("/run")]) == 1
@@ -200,13 +251,32 @@ def test_a_job_of_other_source_and_a_job_that_is_gone_are_refused_and_nothing_is
 # --- reap, cleanup, doctor
 
 
+def test_a_receipt_of_an_emulator_that_has_ended_is_closed_by_a_persons_word(project, serve, eventually, watchdogs):
+    emulator = serve()
+    project.write(test_it=SLOW)
+    process = started(project, emulator, eventually)
+    for watchdog in watchdogs(project.state):
+        os.kill(watchdog, signal.SIGKILL)
+    kill(process)
+    emulator.end()
+    reap = project.runpod("reap", f"--state={project.state}")
+    asked = project.run(reap)
+    assert asked.returncode == 13
+    assert "has ended, so nobody can be asked. Nothing was changed" in asked.stderr
+    cleanup = project.runpod("cleanup", f"--receipt={receipt_file(project)}", "--absent", "--reason=I have stopped it")
+    said = project.run(cleanup)
+    assert said.returncode == 0, said.stderr
+    assert project.receipts()[0].cleanup_confirmed
+    assert project.run(reap).returncode == 0
+
+
 def test_reap_leaves_living_runs_alone_and_deletes_what_a_killed_watchdog_has_left(
     project, serve, eventually, watchdogs
 ):
     emulator = serve(foreign_endpoints=2)
     project.write(test_it=SLOW)
     process = started(project, emulator, eventually)
-    reap = command(project, "reap", f"--state={project.state}")
+    reap = project.runpod("reap", f"--state={project.state}")
     busy = project.run(reap, emulator)
     assert busy.returncode == 0
     assert "in use by a run" in busy.stdout
@@ -214,7 +284,7 @@ def test_reap_leaves_living_runs_alone_and_deletes_what_a_killed_watchdog_has_le
     (watchdog,) = watchdogs(project.state)
     os.kill(watchdog, signal.SIGKILL)
     kill(process)
-    blocked = project.run(approved(project), emulator)
+    blocked = project.run(project.approved(), emulator)
     assert blocked.returncode == 13, blocked.stdout
     assert "Nothing was created, nothing was billed" in blocked.stdout
     assert project.reserved() == 2_360_000
@@ -230,7 +300,7 @@ def test_reap_list_shows_what_is_named_as_ours_and_deletes_nothing(project, serv
     emulator = serve(foreign_endpoints=2)
     project.write(test_it=SLOW)
     process = started(project, emulator, eventually)
-    listed = project.run(command(project, "reap", "--list", f"--state={project.state}"), emulator)
+    listed = project.run(project.runpod("reap", "--list", f"--state={project.state}"), emulator)
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert listed.returncode == 0, listed.stderr
@@ -243,11 +313,11 @@ def test_reap_list_shows_what_is_named_as_ours_and_deletes_nothing(project, serv
 def test_a_create_that_stays_in_doubt_is_ended_by_a_persons_word_and_an_agreeing_list(project, serve):
     emulator = serve(rules=[{"kind": "disconnect", "method": "POST", "path": "/v2/serverless", "nth": 1}])
     project.write(test_it="def test_it(): pass\n")
-    lost = project.run(approved(project), emulator)
+    lost = project.run(project.approved(), emulator)
     assert lost.returncode == 13, lost.stdout
     assert "the watchdog goes on deleting" in lost.stdout
     assert project.receipts()[0].phase.value == "unresolved"
-    cleanup = command(project, "cleanup", f"--receipt={receipt_file(project)}")
+    cleanup = project.runpod("cleanup", f"--receipt={receipt_file(project)}")
     still = project.run(cleanup, emulator)
     assert still.returncode == 13
     assert "not known whether the endpoint" in still.stderr
@@ -258,7 +328,7 @@ def test_a_create_that_stays_in_doubt_is_ended_by_a_persons_word_and_an_agreeing
     (receipt,) = project.receipts()
     assert receipt.cleanup_confirmed
     assert any(line.endswith("absence_stated not in the console") for line in receipt.log)
-    assert project.run(approved(project), emulator).returncode == 0
+    assert project.run(project.approved(), emulator).returncode == 0
 
 
 def test_nobodys_word_counts_against_a_list_that_shows_the_endpoint(project, serve, eventually, watchdogs):
@@ -266,12 +336,12 @@ def test_nobodys_word_counts_against_a_list_that_shows_the_endpoint(project, ser
         unlisted_s=8, rules=[{"kind": "lose_answer", "method": "POST", "path": "/v2/serverless", "nth": 1}]
     )
     project.write(test_it="def test_it(): pass\n")
-    lost = project.run(approved(project), emulator)
+    lost = project.run(project.approved(), emulator)
     assert lost.returncode == 13, lost.stdout
     for watchdog in watchdogs(project.state):
         os.kill(watchdog, signal.SIGKILL)
     eventually(lambda: len(emulator.client().list_endpoints()) == 1)
-    cleanup = command(project, "cleanup", f"--receipt={receipt_file(project)}")
+    cleanup = project.runpod("cleanup", f"--receipt={receipt_file(project)}")
     said = project.run([*cleanup, "--absent", "--reason=I think so"], emulator)
     assert said.returncode == 13
     assert "exists. Nothing was changed" in said.stderr
@@ -281,7 +351,7 @@ def test_nobodys_word_counts_against_a_list_that_shows_the_endpoint(project, ser
 
 def test_doctor_changes_nothing_and_names_everything_that_is_not_well(project, serve):
     emulator = serve(foreign_endpoints=2)
-    doctor = command(project, "doctor", *project.ours)
+    doctor = project.runpod("doctor", *project.ours)
     well = project.run(doctor, emulator)
     assert well.returncode == 0, well.stdout + well.stderr
     lines = [line for line in well.stdout.splitlines() if line.startswith(("ok ", "!! "))]
@@ -303,6 +373,6 @@ def test_doctor_changes_nothing_and_names_everything_that_is_not_well(project, s
 def test_commands_that_need_a_lasting_provider_say_so(project, word):
     project.write(test_it="def test_it(): pass\n")
     arguments = ["--approved-sha=" + project.digest()] if word == "setup" else []
-    done = project.run(command(project, word, *project.ours, *arguments))
+    done = project.run(project.runpod(word, *project.ours, *arguments))
     assert done.returncode == 4
     assert "needs a provider that outlives it" in done.stderr

@@ -9,14 +9,10 @@ import pytest
 SLOW = "import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(600)\n"
 
 
-def approved(project, *arguments):
-    return project.remote(f"--approved-sha={project.digest(*arguments)}", *arguments)
-
-
 def test_a_run_leaves_nothing_behind_and_its_books_are_in_order(project, serve):
     emulator = serve(foreign_endpoints=2)
     project.write(test_it="def test_it(): pass\n")
-    done = project.run(approved(project), emulator)
+    done = project.run(project.approved(), emulator)
     assert done.returncode == 0, done.stdout
     assert emulator.ours() == []
     assert emulator.foreign() == 2
@@ -41,7 +37,7 @@ KEY_OF_TESTS = "rpa_test_key"
 def test_a_changed_byte_is_refused_and_nobody_saw_anything(project, serve):
     emulator = serve()
     project.write(test_it="def test_it(): pass\n")
-    command = approved(project)
+    command = project.approved()
     project.write(test_it="def test_it(): pass  # changed\n")
     done = project.run(command, emulator)
     assert done.returncode == 10
@@ -53,7 +49,7 @@ def test_a_changed_byte_is_refused_and_nobody_saw_anything(project, serve):
 def test_a_collection_error_stops_before_anything_costs(project, serve):
     emulator = serve()
     project.write(test_it="import nothing_of_that_name\n", test_fine="def test_fine(): pass\n")
-    done = project.run(approved(project), emulator)
+    done = project.run(project.approved(), emulator)
     assert done.returncode == 2
     assert emulator.requests_seen() == []
     assert project.reserved() == 0
@@ -62,14 +58,14 @@ def test_a_collection_error_stops_before_anything_costs(project, serve):
 def test_a_budget_that_does_not_suffice_is_refused_before_anything_is_created(project, serve):
     emulator = serve()
     project.write(test_it="def test_it(): pass\n")
-    done = project.run(approved(project, "--runpod-budget=0.50"), emulator)
+    done = project.run(project.approved("--runpod-budget=0.50"), emulator)
     assert done.returncode == 11
     assert emulator.requests_seen("POST") == []
     assert project.reserved() == 0
 
 
 def running(project, emulator, eventually, *arguments):
-    process = project.start(approved(project, *arguments), emulator, PYTHONUNBUFFERED="1")
+    process = project.start(project.approved(*arguments), emulator, PYTHONUNBUFFERED="1")
     eventually(lambda: emulator.ask("alive")["pids"] and any(receipt.job_id for receipt in project.receipts()))
     return process
 
@@ -92,7 +88,7 @@ def test_a_signal_deletes_before_pytest_ends(project, serve, eventually, number,
 def test_under_nohup_a_hangup_is_no_reason_to_end(project, serve, eventually):
     emulator = serve()
     project.write(test_it=SLOW)
-    process = project.start(["nohup", *approved(project)], emulator)
+    process = project.start(["nohup", *project.approved()], emulator)
     eventually(lambda: any(receipt.job_id for receipt in project.receipts()))
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
@@ -126,7 +122,7 @@ def test_however_a_session_ends_its_job_is_cancelled_and_its_endpoint_deleted_at
         test_it="import time\ndef test_fails(): assert 0\ndef test_slow(): time.sleep(600)\n",
         conftest=EXPLODES.format(action=action),
     )
-    done = project.run(approved(project, *options), emulator)
+    done = project.run(project.approved(*options), emulator)
     assert done.returncode == code, done.stdout
     assert emulator.ours() == []
     assert all(receipt.cleanup_confirmed for receipt in project.receipts())
@@ -165,18 +161,17 @@ def test_setup_health_run_and_cleanup_share_one_receipt(project, serve):
     emulator = serve()
     project.write(test_it="def test_it(): pass\n")
     ours = [f"--approved-sha={project.digest()}", *project.ours]
-    command = [*project.command()[:2], "pytest_runpod"]
-    made = project.run([*command, "setup", *ours], emulator)
+    made = project.run(project.runpod("setup", *ours), emulator)
     assert made.returncode == 0, made.stdout + made.stderr
     path = made.stdout.split("receipt: ")[1].split("\n")[0]
     assert len(emulator.ours()) == 1
-    assert "inQueue" in project.run([*command, "health", "--receipt", path], emulator).stdout
+    assert "inQueue" in project.run(project.runpod("health", "--receipt", path), emulator).stdout
     done = project.run(project.remote(ours[0], f"--runpod-receipt={path}"), emulator)
     assert done.returncode == 0, done.stdout
     assert emulator.ours() == []
-    again = project.run([*command, "cleanup", "--receipt", path], emulator)
+    again = project.run(project.runpod("cleanup", "--receipt", path), emulator)
     assert (again.returncode, "cleanup_confirmed: true" in again.stdout) == (0, True)
-    book = project.run([*command, "ledger", "--ledger", str(project.state / "ledger.json")], emulator)
+    book = project.run(project.runpod("ledger", "--ledger", str(project.state / "ledger.json")), emulator)
     assert "2 entries" in book.stdout
     assert "$2.36 count" in book.stdout
 
@@ -194,7 +189,7 @@ def test_setup_health_run_and_cleanup_share_one_receipt(project, serve):
 def test_trouble_is_one_readable_error_and_nothing_is_left(project, serve, faults, code, says):
     emulator = serve(foreign_endpoints=1, **faults)
     project.write(test_it="def test_it(): pass\n")
-    done = project.run(approved(project), emulator)
+    done = project.run(project.approved(), emulator)
     assert done.returncode == code, done.stdout
     assert says in done.stdout
     assert emulator.ours() == []
@@ -210,7 +205,7 @@ def test_a_conftest_may_replace_a_session_fixture(project, serve):
         conftest="import pytest\n@pytest.fixture(scope='session')\n"
         "def runpod_endpoint(runpod_endpoint):\n    print('mine', runpod_endpoint.name)\n    yield runpod_endpoint\n",
     )
-    done = project.run(approved(project, "-s"), emulator)
+    done = project.run(project.approved("-s"), emulator)
     assert done.returncode == 0, done.stdout
     assert "mine pytest-runpod-" in done.stdout
 

@@ -63,6 +63,20 @@ def test_no_key_is_in_a_file_an_argument_or_an_environment_where_it_does_not_bel
     assert not any(secret.decode() in output for secret in secrets)
 
 
+def test_a_traceback_with_every_frame_and_its_variables_shows_no_key(project, serve):
+    emulator = serve()
+    project.write(
+        test_it="def test_it(): pass\n",
+        conftest="def pytest_runpod_endpoint_spec(config, spec): raise RuntimeError('a slip of the project')\n",
+    )
+    command = project.approved("-l", "--full-trace", "-vv", "--tb=long")
+    done = project.run(command, emulator)
+    assert done.returncode == 12, done.stdout
+    assert "a slip of the project" in done.stdout
+    assert "connection " in done.stdout  # the frames of ours, with what they hold
+    assert emulator.key not in done.stdout + done.stderr
+
+
 def test_the_log_of_a_watchdog_that_had_to_act_holds_no_key(project, serve, eventually):
     emulator = serve(rules=[{"kind": "status", "method": "DELETE", "path": ".*", "nth": 1, "status": 403}])
     project.write(test_it="import time\ndef test_it(): time.sleep(600)\n")
