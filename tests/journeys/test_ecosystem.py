@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from tests.journeys.output import calm, outcomes, reading, results
+
 
 def notebook(*cells: tuple[str, str]) -> str:
     """The text of a notebook whose cells are pairs of a tag (or nothing) and code."""
@@ -218,42 +220,9 @@ def unready():
 ''',
 }  # fmt: skip
 ARGUMENTS = [
-    "-rAR", "--reruns=1", "--hypothesis-seed=0", "--hypothesis-show-statistics", "--doctest-modules", "--doctest-glob=*.rst",
-    "--doctest-glob=*.txt", "--doctest-glob=*.md", "--nbmake", "-p", "no:cacheprovider",
+    "-rAR", "-vv", "--reruns=1", "--hypothesis-seed=0", "--hypothesis-show-statistics", "--doctest-modules",
+    "--doctest-glob=*.rst", "--doctest-glob=*.txt", "--doctest-glob=*.md", "--nbmake", "-p", "no:cacheprovider",
 ]  # fmt: skip
-TIMES = r"\d+\.\d+ ?s(econds)?\b|\d+:\d\d:\d\d ago|Typical runtimes: .*? in data generation"
-NOISE = re.compile(
-    TIMES + r"|0x[0-9a-f]{6,}|\(\d{6,}\)|(plain|remote)\.(html|jsonl)"
-)  # addresses, threads, names of files
-
-
-def calm(text: str) -> str:
-    return NOISE.sub("<>", text)
-
-
-def reading(text: str) -> list[str]:
-    """What pytest printed from the first errors or failures on, less our own item and section, and less times."""
-    text = re.sub(r"(?ms)^=+ runpod =+\n.*?(?=^=)", "", text[re.search(r"(?m)^=+ (ERRORS|FAILURES) =", text).start() :])
-    ours = re.compile(r"SKIPPED \[1\] runpod:|-+ [Gg]enerated ")
-    return [calm(line) for line in text.splitlines() if not ours.match(line)][:-1]  # the last line holds the time
-
-
-def results(text: str) -> list[str]:
-    """The lines of the short summary, less our own, in an order that does not depend on processes.
-
-    Where the variable `CI` is set, pytest shows messages whole there: their further lines belong to none of the results.
-    """
-    summary = text[text.index("= short test summary info =") :].splitlines()[1:-1]
-    return sorted(line for line in summary if re.match(r"[A-Z]+ \S", line) and "] runpod:" not in line)
-
-
-def outcomes(text: str) -> dict[str, int]:
-    """The counts of the last line, less our own item, which is skipped without a GPU."""
-    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) ([a-z]+)", text.strip().splitlines()[-1])}
-    if "SKIPPED [1] runpod:" in text:
-        counts["skipped"] -= 1
-    return {kind: number for kind, number in counts.items() if number}
-
 
 # --- many kinds of tests, and the reporters, in one pair of runs
 
@@ -271,7 +240,7 @@ def pair(make_project):
     return project, plain, remote
 
 
-def test_everything_that_is_printed_after_the_last_test_is_that_of_plain_pytest(pair):
+def test_everything_that_is_printed_is_what_plain_pytest_prints(pair):
     _, plain, remote = pair
     assert remote.returncode == plain.returncode == 1, remote.stdout
     assert reading(remote.stdout) == reading(plain.stdout)
@@ -353,65 +322,6 @@ def test_a_test_in_a_file_of_the_projects_own_kind_that_is_not_packed_is_refused
     assert "runpod_include" in done.stdout
     assert not project.receipts()
     assert project.reserved() == 0
-
-
-# --- timeouts
-
-TIMEOUTS = """
-import time, pytest
-def test_quick(): pass
-def test_slow():
-    print("before")
-    time.sleep(30)
-@pytest.fixture
-def slow_setup(): time.sleep(30)
-def test_setup(slow_setup): pass
-@pytest.fixture
-def slow_teardown():
-    yield
-    time.sleep(30)
-def test_teardown(slow_teardown): pass
-@pytest.mark.timeout(0)
-def test_without_a_timeout(): time.sleep(1.5)
-"""
-
-
-def test_a_timeout_by_signal_fails_the_phase_that_was_slow_and_durations_name_the_slowest(project):
-    project.write(test_it=TIMEOUTS)
-    arguments = ["-rA", "--timeout=1", "--timeout-method=signal", "--durations=7", "--durations-min=0.9"]
-    plain = project.run(project.command(*arguments, "-p", "no:cacheprovider"))
-    remote = project.run(project.remote(*arguments, "-p", "no:cacheprovider"))
-    assert remote.returncode == plain.returncode == 1, remote.stdout
-
-    def slowest(text):
-        return [
-            line for line in re.findall(r"(?m)^<> (?:setup|call|teardown) .*", calm(text)) if "runpod::" not in line
-        ]
-
-    def others(
-        text,
-    ):  # three tests were cut after the same second, in what order is chance; how many are hidden is ours
-        section = re.compile(r"<> (setup|call|teardown) |\(\d+ durations < |=+ slowest ")
-        return [line for line in reading(text) if not section.match(line)]
-
-    assert slowest(remote.stdout)[0] == slowest(plain.stdout)[0] == "<> call     test_it.py::test_without_a_timeout"
-    assert sorted(slowest(remote.stdout)) == sorted(slowest(plain.stdout))
-    assert len(slowest(plain.stdout)) == 4
-    assert others(remote.stdout) == others(plain.stdout)
-    assert outcomes(remote.stdout) == outcomes(plain.stdout) == {"failed": 1, "passed": 3, "errors": 2}
-
-
-def test_a_timeout_by_thread_shows_its_stacks_and_what_the_test_had_printed(project):
-    project.write(
-        test_it="import time\ndef test_1():\n    print('printed before')\n    time.sleep(30)\ndef test_2(): pass\n"
-    )
-    arguments = ["-rA", "--timeout=1", "--timeout-method=thread", "-p", "no:cacheprovider"]
-    plain, remote = project.run(project.command(*arguments)), project.run(project.remote(*arguments))
-    assert remote.returncode == plain.returncode == 1
-    for told in ("+ Timeout +", "printed before", 'test_it.py", line 4, in test_1'):
-        assert told in plain.stdout + plain.stderr
-        assert told in remote.stdout
-    assert outcomes(remote.stdout) == {"failed": 1, "passed": 1}
 
 
 def test_a_test_that_a_package_defines_has_the_location_that_it_has_here(project):
