@@ -32,6 +32,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
+    for ignored in (signal.SIGINT, signal.SIGHUP):  # by nohup, or by a shell in the background; runs inherit it
+        signal.signal(ignored, signal.SIG_DFL)
     found: dict[str, list[float]] = {name: [] for name in LIMITS}
     with tempfile.TemporaryDirectory(prefix="runpod-deletion-") as folder:
         root = Path(folder) / "project"
